@@ -1,0 +1,1 @@
+"""Graph in, graph out. One pass, one file, one function, one test file; `pipeline` says which run, and in what order."""

@@ -1,0 +1,75 @@
+"""Which passes run, in what order, and why there; and the one place that runs them.
+
+Two graphs pass through here: the joint graph of forward and backward before it is cut, and each half after.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import sys
+import time
+
+from torch import fx
+
+from ..config import Debug
+from ..text import text
+from ..verify import signature, verify
+from ..vocabulary import PassConfig, Report
+from .merge_uses import merge_uses
+from .plan_gathers import plan_gathers
+from .shard_grads import shard_grads
+from .shard_params import shard_params
+
+JOINT = (
+    merge_uses,  # first: everything after counts one gather and one reduction for each parameter
+    plan_gathers,  # last before the cut: its tags tell the partitioner what may not be saved
+)
+HALVES = (
+    shard_params,  # collectives exist only after the cut: before it, tracing forbids started-but-not-awaited values
+    shard_grads,  # after shard_params: a backward graph gathers before it reduces, and reads like that
+)
+NAMES = tuple(p.__name__ for p in JOINT + HALVES)
+
+
+def run_passes(gm: fx.GraphModule, passes: tuple, config: PassConfig, label: str) -> list[tuple[str, Report]]:
+    """Run `passes` on `gm` in place; verify after each. `label` ("joint", "forward", "backward") names dumps."""
+    debug = Debug.from_environment(NAMES)
+    dump(debug, gm, f"{label}_capture")
+    reports = []
+    for pass_ in passes:
+        name = pass_.__name__
+        if name in debug.skip:
+            continue
+        before = text(gm) if debug.level >= 2 else ""
+        types = signature(gm)
+        start = time.perf_counter()
+        report = pass_(gm, config)
+        time_ms = (time.perf_counter() - start) * 1e3
+        verify(gm, types)
+        gm.recompile()
+        tell(debug, f"{label}: {name} {report.stats} {time_ms:.1f} ms", before, gm)
+        dump(debug, gm, f"{label}_{name}")
+        reports.append((name, report))
+    return reports
+
+
+def tell(debug: Debug, headline: str, before: str, gm: fx.GraphModule) -> None:
+    if debug.level >= 1:
+        print(f"zero_fx: {headline}", file=sys.stderr)
+    if debug.level == 2:
+        diff = difflib.unified_diff(before.splitlines(), text(gm).splitlines(), lineterm="", n=1)
+        print("\n".join(list(diff)[2:]), file=sys.stderr)
+    if debug.level >= 3:
+        print(text(gm), file=sys.stderr)
+
+
+def dump(debug: Debug, gm: fx.GraphModule, name: str) -> None:
+    """Write the graph to the next numbered file of ZERO_FX_DUMP; one folder a rank."""
+    if debug.dump is None:
+        return
+    folder = os.path.join(debug.dump, f"rank{os.environ.get('RANK', '0')}")
+    os.makedirs(folder, exist_ok=True)
+    path = os.path.join(folder, f"{len(os.listdir(folder)):02d}_{name}.txt")
+    with open(path, "w", encoding="utf-8") as file:
+        file.write(text(gm) + "\n")

@@ -1,0 +1,69 @@
+"""shard_params: gather markers become collectives.
+
+N = ranks, chunk = ceil(rows / N) rows.
+
+    lifetime "use"                                      lifetime "step"
+    %1: f32[chunk,3] = constant_pad_nd(%0, ...)         %2: f32[N*chunk,3] = gather_held(%held, %1, N, "w")
+    %2: f32[N*chunk,3] = all_gather(%1, N, "w")         %3: f32[N*chunk,3] = wait(%2, %1, "w")
+    %3: f32[N*chunk,3] = wait(%2, %1, "w")              %4: f32[rows,3] = slice(%3, 0, 0, rows)
+    %4: f32[rows,3] = slice(%3, 0, 0, rows)
+
+Without padding where this rank's rows fill a chunk; without a slice where the chunks fill the parameter. Under
+"whole" the marker disappears: readers read the input.
+
+requires  a forward or backward graph, after partitioning
+ensures   no gather markers; each gather is awaited before its first reader
+numerics  bitwise
+leaves    starting gathers early to prefetch, joining them to bucket_collectives
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import fx
+
+from ..vocabulary import STEP, WHOLE, Gather, Report, find, insert, op, replace
+
+aten = torch.ops.aten
+
+
+def shard_params(gm: fx.GraphModule, config) -> Report:
+    markers = find(gm.graph, "gather_param")
+    gathered = 0
+    for node in markers:
+        gather = Gather(*node.args)
+        with gm.graph.inserting_before(node):
+            if gather.lifetime == WHOLE:
+                full = gather.shard
+            else:
+                full = insert_gather(gm.graph, gather, node)
+                gathered += 1
+            if gather.lifetime in (WHOLE, STEP) and any(user.op == "output" for user in node.users):
+                # What a graph returns is the caller's to keep and to write to; the parameter is not.
+                full = insert(gm.graph, aten.clone.default, full, like=node)
+        replace(node, full)
+    return Report(len(markers) > 0, {"gathered": gathered, "read_in_place": len(markers) - gathered})
+
+
+def insert_gather(graph: fx.Graph, gather: Gather, node: fx.Node) -> fx.Node:
+    rows = gather.shape[0]
+    chunk = -(-rows // gather.world)
+    source = pad(graph, gather.shard, chunk, node)
+    where = (gather.world, gather.group, gather.name)
+    if gather.lifetime == STEP:
+        started = insert(graph, op("gather_held"), gather.held, source, *where, like=node)
+    else:
+        started = insert(graph, op("all_gather"), source, *where, like=node)
+    full = insert(graph, op("wait"), started, source, gather.name, like=node)
+    if chunk * gather.world != rows:
+        full = insert(graph, aten.slice.Tensor, full, 0, 0, rows, like=node)
+    return full
+
+
+def pad(graph: fx.Graph, tensor: fx.Node, rows: int, like: fx.Node) -> fx.Node:
+    """Zeros appended in dimension 0 up to `rows` rows."""
+    value = tensor.meta["val"]
+    missing = rows - value.shape[0]
+    if missing == 0:
+        return tensor
+    return insert(graph, aten.constant_pad_nd.default, tensor, [0] * (2 * value.dim() - 1) + [missing], like=like)

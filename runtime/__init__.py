@@ -1,0 +1,1 @@
+"""What runs at training time: operators, gathered parameters, reductions, clipping. Imports torch only, no FX."""

@@ -1,0 +1,63 @@
+"""Ranks compare what they are about to run, through the store, before they run it.
+
+Each new sequence of collectives gets a number; ranks publish their n-th sequence and read each other's. A rank that
+compiles a sequence it has already agreed on (a new shape, the same collectives) does not take part: others may not
+compile at all then.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+
+import torch.distributed as dist
+
+SHOWN = 12  # collectives of a sequence that an error shows, from the first difference on
+
+
+class Agreement:
+    """`store` may be None (one rank, or a fake group): nothing to agree on then."""
+
+    def __init__(self, store: dist.Store | None, label: str, world: int, rank: int, timeout_s: float):
+        self.store, self.label, self.world, self.rank, self.timeout_s = store, label, world, rank, timeout_s
+        self.agreed: set[tuple[str, ...]] = set()
+
+    def check(self, graph: str, sequence: tuple[str, ...]) -> None:
+        """Raise RuntimeError on every rank unless all ranks come with the same `sequence` of collectives."""
+        if self.store is None or sequence in self.agreed:
+            return
+        turn = len(self.agreed)
+        self.store.set(self.key(turn, self.rank), json.dumps([graph, sequence]))
+        for rank in range(self.world):
+            theirs = self.read(turn, rank, graph)
+            if theirs != [graph, list(sequence)]:
+                raise RuntimeError(self.difference(rank, [graph, list(sequence)], theirs))
+        self.agreed.add(sequence)
+
+    def key(self, turn: int, rank: int) -> str:
+        return f"{self.label}/{turn}/{rank}"
+
+    def read(self, turn: int, rank: int, graph: str) -> list:
+        key = self.key(turn, rank)
+        try:
+            self.store.wait([key], datetime.timedelta(seconds=self.timeout_s))
+            return json.loads(self.store.get(key))
+        except RuntimeError as error:
+            raise RuntimeError(
+                f"zero_fx: rank {self.rank} compiled a new {graph} graph and rank {rank} did not within "
+                f"{self.timeout_s:g} s: ranks run different branches, or rank {rank} is gone. ({error})"
+            ) from error
+
+    def difference(self, rank: int, ours: list, theirs: list) -> str:
+        at = next((i for i, (a, b) in enumerate(zip(ours[1], theirs[1])) if a != b), min(len(ours[1]), len(theirs[1])))
+
+        def show(graph: str, sequence: list[str]) -> str:
+            window = sequence[at : at + SHOWN] or ["(no more collectives)"]
+            return "\n".join(f"    {at + i}: {item}" for i, item in enumerate(window)) + f"\n    ({graph} graph)"
+
+        return (
+            "zero_fx: ranks compiled different collectives, so they would hang or mix up their data. This happens "
+            "when ranks take different branches (another expert, a missing input) in one step.\n"
+            f"  rank {self.rank}, from the first difference:\n{show(*ours)}\n"
+            f"  rank {rank}:\n{show(*theirs)}"
+        )

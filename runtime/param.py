@@ -1,0 +1,160 @@
+"""One sharded parameter at run time: where its shard, its gathered values and its local gradient are.
+
+N = ranks. The model's parameter is a DTensor: `Shard(0)`, or `Replicate()` where it is kept whole. Modules read the
+full value through `read`: inside a captured graph that is the marker `gather_param`, outside it the same collectives
+run at once, under an autograd function whose backward reduces the gradient.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import TYPE_CHECKING
+
+import torch
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+
+from .collectives import all_gather, gather_held, is_held, release, wait, without_storage
+from .layout import chunk_rows, owned_rows, pad_rows
+from .markers import STEP, WHOLE, reduce_grad
+
+if TYPE_CHECKING:
+    from .state import ModelState
+
+
+class ParamState:
+    """Everything about one parameter that is not its values.
+
+    `held`  (N*ceil(rows/N), ...) the gathered values of lifetime "step"; no storage while released. Else None.
+    `local` (rows, ...) leaf without storage whose `.grad` is this rank's own, unreduced gradient over several
+            micro-batches, where the stage accumulates locally (stages 0 and 1, and whole parameters). Else None.
+    """
+
+    def __init__(self, model: ModelState, name: str, full: torch.Tensor, lifetime: str, accumulates: bool):
+        self.model = model
+        self.name = name
+        self.shape = tuple(full.shape)
+        self.lifetime = lifetime
+        self.world = model.world
+        self.group = model.group
+        self.accumulates = accumulates
+        self.param = self.make_param(full)
+        self.make_buffers()
+
+    def make_buffers(self) -> None:
+        self.is_hooked = False
+        self.held = self.local = None
+        dtype, device = self.param.dtype, self.param.device
+        if self.lifetime == STEP:
+            padded = (chunk_rows(self.shape[0], self.world) * self.world, *self.shape[1:])
+            self.held = without_storage(padded, dtype, device)
+        if self.accumulates:
+            self.local = torch.zeros((), dtype=dtype, device=device).expand(self.shape).detach().requires_grad_()
+
+    def __deepcopy__(self, memo) -> ParamState:
+        """A copy with shards of its own and nothing gathered or accumulated."""
+        new = memo[id(self)] = object.__new__(ParamState)
+        new.__dict__.update(self.__dict__)
+        new.model = copy.deepcopy(self.model, memo)
+        new.param = copy.deepcopy(self.param, memo)
+        new.make_buffers()
+        return new
+
+    def make_param(self, full: torch.Tensor) -> torch.nn.Parameter:
+        """The DTensor parameter that holds this rank's own copy of its rows of `full` (rows, ...)."""
+        tensor = self.as_dtensor(self.rows_of(full.detach()).clone(memory_format=torch.contiguous_format))
+        return torch.nn.Parameter(tensor, requires_grad=full.requires_grad)
+
+    def rows_of(self, full: torch.Tensor) -> torch.Tensor:
+        """This rank's part of a tensor of the full shape: a view of its rows, or all of it if kept whole."""
+        if self.lifetime == WHOLE:
+            return full
+        return full.narrow(0, *owned_rows(self.shape[0], self.world, self.model.rank))
+
+    def as_dtensor(self, local: torch.Tensor, placement=None) -> DTensor:
+        placement = placement or (Replicate() if self.lifetime == WHOLE else Shard(0))
+        stride = torch.empty(self.shape, device="meta").stride()
+        return DTensor.from_local(
+            local, self.model.mesh, [placement], run_check=False, shape=torch.Size(self.shape), stride=stride
+        )
+
+    # --- reading
+
+    def read(self) -> torch.Tensor:
+        """The full parameter (rows, ...); differentiable."""
+        param, model = self.param, self.model
+        if torch.compiler.is_dynamo_compiling():
+            # The order of the tests keeps graphs of parameters that never accumulate free of a guard on the switch.
+            local = self.local if self.local is not None and param.requires_grad and model.is_accumulating else None
+            return torch.ops.zero_fx.gather_param(
+                param.to_local(), self.held, local, self.shape, self.lifetime, self.world, self.name, self.group
+            )
+        if model.is_peeking:
+            return torch.empty(self.shape, dtype=param.dtype, device="meta")
+        model.hook_param(self)
+        return ReadParam.apply(param.to_local(), self.local if model.is_accumulating else None, self)
+
+    def full_value(self, shard: torch.Tensor) -> torch.Tensor:
+        """The full parameter now, outside autograd; a view of `shard`, of `held`, or fresh."""
+        if self.lifetime == WHOLE:
+            return shard.view_as(shard)
+        padded = pad_rows(shard, chunk_rows(self.shape[0], self.world))
+        if self.lifetime == STEP and (self.model.in_forward or self.model.is_accumulating):
+            full = wait(gather_held(self.held, padded, self.world, self.group, self.name), padded, self.name).data
+        else:
+            full = wait(all_gather(padded, self.world, self.group, self.name), padded, self.name)
+        return full.narrow(0, 0, self.shape[0])
+
+    def reduce(self, grad: torch.Tensor) -> torch.Tensor:
+        """This rank's part of the mean over ranks of `grad` (rows, ...)."""
+        rows = owned_rows(self.shape[0], self.world, self.model.rank)[1] if self.shape else 0
+        return reduce_grad(grad, rows, self.lifetime == WHOLE, self.world, self.name, self.group)
+
+    def release(self) -> None:
+        if self.held is not None and is_held(self.held):
+            release(self.held)
+
+    # --- gradients that wait for the last micro-batch
+
+    def show_local_grad(self) -> None:
+        """Let the unreduced gradient be `param.grad`, as a DTensor that is `Partial`: what it is, and so that
+        `zero_grad` and `full_tensor` mean what they say. The storage is the one autograd goes on adding to."""
+        if self.local is None or self.local.grad is None:
+            return
+        if self.param.grad is None:
+            self.param.grad = self.as_dtensor(self.local.grad, Partial("avg"))
+
+    def drop_zeroed_grad(self) -> None:
+        """After `zero_grad(set_to_none=True)` the local gradient must go as well."""
+        if self.local is not None and self.local.grad is not None and self.param.grad is None:
+            self.local.grad = None
+
+    def has_local_grad(self) -> bool:
+        return self.local is not None and self.local.grad is not None
+
+    def reduce_local_grad(self) -> None:
+        """Reduce what the micro-batches left on this rank, into `param.grad`. A rank that never used the parameter
+        adds zeros, so that ranks agree on the collectives whatever each of them ran."""
+        grad = self.local.grad
+        if grad is None:
+            grad = torch.zeros(self.shape, dtype=self.param.dtype, device=self.local.device)
+        self.local.grad = None
+        reduced = self.as_dtensor(self.reduce(grad))
+        kept = self.param.grad
+        is_shown = kept is None or kept.placements[0].is_partial()
+        self.param.grad = reduced if is_shown else kept + reduced
+
+
+class ReadParam(torch.autograd.Function):
+    """Full value forward, reduction (or local accumulation) backward: the marker, outside a captured graph."""
+
+    @staticmethod
+    def forward(ctx, shard, local, state):
+        ctx.state, ctx.is_local = state, local is not None
+        return state.full_value(shard)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, grad):
+        if ctx.is_local:
+            return None, grad, None
+        return ctx.state.reduce(grad), None, None

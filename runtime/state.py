@@ -1,0 +1,156 @@
+"""One compiled model at run time: where it stands in its optimizer step.
+
+The states of a step:
+
+    idle ──forward──▶ in_forward ──▶ ... ──backward──▶ end_backward: reduce, release ──▶ idle
+    no_sync() makes it accumulate: gathered parameters and local gradients stay until the first backward pass
+    outside of no_sync is over.
+
+A backward pass is noticed by the hooks of the parameters that it accumulates into, so it does not matter by
+which method or output it was reached.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import weakref
+
+import torch
+import torch.distributed as dist
+
+from .markers import STEP
+from .param import ParamState
+
+
+class ModelState:
+    """`params` maps names (the first one of tied parameters) to states; `queue(f)` runs f after this backward."""
+
+    def __init__(self, mesh, group: str, world: int, rank: int, queue):
+        self.mesh, self.group, self.world, self.rank, self.queue = mesh, group, world, rank, queue
+        self.params: dict[str, ParamState] = {}
+        self.is_accumulating = False  # gradients of stages 0 and 1 stay local, gathered parameters stay gathered
+        self.is_syncing = True  # False inside no_sync
+        self.in_forward = False
+        self.in_backward = False
+        self.is_peeking = False  # reads give meta tensors: something only asks for shapes
+
+    def __deepcopy__(self, memo) -> ModelState:
+        new = memo[id(self)] = ModelState(self.mesh, self.group, self.world, self.rank, self.queue)
+        new.params = copy.deepcopy(self.params, memo)
+        return new
+
+    # --- forward
+
+    @contextlib.contextmanager
+    def forward(self):
+        """Around a forward of the whole model."""
+        self.begin_forward()
+        self.in_forward = True
+        try:
+            yield
+        finally:
+            self.in_forward = False
+            if not torch.is_grad_enabled() and not self.is_accumulating:
+                self.release()
+
+    def begin_forward(self) -> None:
+        for state in self.params.values():
+            self.hook_param(state)
+        if self.is_accumulating:
+            for state in self.params.values():
+                state.drop_zeroed_grad()
+            self.check_held()
+            if self.is_syncing and not any(state.has_local_grad() for state in self.params.values()):
+                self.is_accumulating = False  # the gradients of the no_sync micro-batches were zeroed
+        if not self.is_accumulating:
+            # A step, a load or an edit may have changed the shards since, and nothing tells: gather anew.
+            self.release()
+
+    def check_held(self) -> None:
+        """Raise if parameters changed since they were gathered; only looks at the first elements of each."""
+        for state in self.params.values():
+            if state.held is None or state.held.untyped_storage().size() == 0:
+                continue
+            shard = state.param._local_tensor
+            mine = state.rows_of(state.held)
+            if not torch.equal(shard.flatten()[:32], mine.flatten()[:32]):
+                raise RuntimeError(
+                    f"zero_fx: parameter {state.name!r} changed between micro-batches of one optimizer step. "
+                    "Step the optimizer after the backward pass outside of no_sync()"
+                )
+
+    # --- backward
+
+    def hook_param(self, state: ParamState) -> None:
+        if state.is_hooked or not state.param.requires_grad:
+            return
+        state.is_hooked = True
+        me = weakref.ref(self)  # a strong one would be a cycle through C++ that the collector does not see
+
+        def notice(_) -> None:
+            model = me()
+            if model is not None:
+                model.notice_backward()
+
+        state.param.register_post_accumulate_grad_hook(notice)
+        if state.local is not None:
+            state.local.register_post_accumulate_grad_hook(notice)
+
+    def notice_backward(self) -> None:
+        if not self.in_backward:
+            self.in_backward = True
+            self.queue(self.end_backward)
+
+    def end_backward(self) -> None:
+        self.in_backward = False
+        if not self.is_syncing:
+            for state in self.params.values():
+                state.show_local_grad()
+            return
+        if self.is_accumulating:
+            self.is_accumulating = False
+            self.reduce_local_grads()
+        self.release()
+
+    def reduce_local_grads(self) -> None:
+        """The one reduction of stages 0 and 1 after several micro-batches. Which parameters have a gradient on any
+        rank is agreed upon first: each rank may have used others."""
+        states = [state for state in self.params.values() if state.local is not None]
+        if not states:
+            return
+        device = states[0].local.device
+        used = torch.tensor([state.has_local_grad() for state in states], dtype=torch.uint8, device=device)
+        dist.all_reduce(used, dist.ReduceOp.MAX, group=self.mesh.get_group())
+        for state, is_used in zip(states, used.tolist()):
+            if is_used:
+                state.reduce_local_grad()
+
+    def release(self) -> None:
+        for state in self.params.values():
+            state.release()
+
+    # --- what a user switches
+
+    @contextlib.contextmanager
+    def no_sync(self):
+        if not self.is_syncing:
+            raise RuntimeError("zero_fx: no_sync() is already active for this model; leave it before entering again")
+        self.is_syncing, self.is_accumulating = False, True
+        try:
+            yield
+        finally:
+            self.is_syncing = True
+
+    @contextlib.contextmanager
+    def peek(self):
+        """Reads give meta tensors of the full shape: no collective for code that only asks what a parameter is."""
+        before, self.is_peeking = self.is_peeking, True
+        try:
+            yield
+        finally:
+            self.is_peeking = before
+
+    def held_bytes(self) -> int:
+        """Bytes of gathered parameters that live now."""
+        return sum(s.held.untyped_storage().nbytes() for s in self.params.values() if s.lifetime == STEP)

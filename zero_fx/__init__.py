@@ -1,0 +1,16 @@
+"""zero_fx: ZeRO as a compiler. `zero_fx.compile(model, stage=3)` and an ordinary PyTorch training loop."""
+
+import pathlib
+
+_root = pathlib.Path(__file__).resolve().parent
+if not (_root / "passes").is_dir():
+    # A checkout: `passes` and `runtime` stand beside this folder, and are ours only under this name.
+    __path__.append(str(_root.parent))
+
+from . import torch_compat as _torch_compat  # noqa: E402, F401  first: it checks the version of PyTorch
+from .compile import compile  # noqa: E402, A004
+from .config import Config  # noqa: E402
+from .model import full_state_dict  # noqa: E402
+
+__all__ = ["Config", "compile", "full_state_dict"]
+__version__ = "0.1.0"

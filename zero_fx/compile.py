@@ -1,0 +1,128 @@
+"""`zero_fx.compile`: shard a model in place and compile its forward."""
+
+from __future__ import annotations
+
+import itertools
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from .capture import ShardedMethods, StaleParameter, shard_model
+from .config import Config, make_config
+from .model import CompiledModel
+from .runtime.agree import Agreement
+from .runtime.state import ModelState
+from .setup import default_mesh, device_of, repoint_optimizer, sync_from_rank_0
+from .torch_compat import get_default_store, queue_after_backward
+
+
+def compile(  # noqa: A001
+    model: nn.Module,
+    stage: int | None = None,
+    *,
+    optimizer: torch.optim.Optimizer | None = None,
+    mesh: DeviceMesh | None = None,
+    config: Config | None = None,
+    **options,
+) -> nn.Module:
+    """Partition `model` over the ranks of a data-parallel group and compile it; returns the same object.
+
+    stage: 0, 1, 2 or 3 (the default): which of optimizer states, gradients and parameters are partitioned
+        (ZeRO, arXiv 1910.02054, section 5).
+    optimizer: one that was built before, over this model's parameters; it is re-pointed at the sharded ones, with
+        param groups, learning rates and state kept.
+    mesh: a 1-dimensional DeviceMesh; by default all ranks of the process group, which is initialised from torchrun's
+        environment if it is not yet (nccl on CUDA, gloo on CPU), and is of one rank without such an environment.
+    config, options: see zero_fx.Config.
+
+    Parameters keep their names and become DTensors: `Shard(0)`, or `Replicate()` where kept whole. Gradients are
+    averaged over the ranks. Raises ValueError or TypeError for a model or an option that cannot be used.
+    """
+    if stage is not None:
+        options["stage"] = stage
+    config = make_config(config, options)
+    check_model(model)
+    device = device_of(model)
+    mesh = default_mesh(device) if mesh is None else check_mesh(mesh, device)
+    check_optimizer(optimizer, model)
+    if config.sync_module_states:
+        sync_from_rank_0(model, mesh)
+    state = ModelState(mesh, mesh.get_group().group_name, mesh.size(), mesh.get_local_rank(), queue_after_backward)
+    replaced = shard_model(model, config, state)
+    if optimizer is not None:
+        repoint_optimizer(optimizer, replaced)
+    model.__dict__["_zero_fx_compiled"] = CompiledModel(config, state, agreement_for(state, config))
+    return model
+
+
+def check_model(model: nn.Module) -> None:
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"zero_fx.compile takes a torch.nn.Module, got {type(model).__name__}")
+    if hasattr(model, "_orig_mod"):
+        raise ValueError("the model was given to torch.compile; give zero_fx.compile the plain model")
+    if isinstance(model, nn.parallel.DistributedDataParallel):
+        raise ValueError("the model is wrapped in DistributedDataParallel; give zero_fx.compile the plain model")
+    for name, module in model.named_modules():
+        if isinstance(module, ShardedMethods):
+            what = f"submodule {name!r} belongs to a model that was" if name else "this model was"
+            raise ValueError(f"{what} compiled by zero_fx before; a model can be compiled once")
+        if getattr(module, "sparse", False) is True and isinstance(module, (nn.Embedding, nn.EmbeddingBag)):
+            raise ValueError(f"{name!r} has sparse=True: sparse gradients cannot be reduce-scattered; use sparse=False")
+    for name, param in model.named_parameters(remove_duplicate=False):
+        check_param(name, param)
+
+
+def check_param(name: str, param: nn.Parameter) -> None:
+    if isinstance(param, StaleParameter):
+        raise ValueError(f"parameter {name!r} belongs to a model that zero_fx compiled before")
+    if isinstance(param, nn.parameter.UninitializedTensorMixin):
+        raise ValueError(f"parameter {name!r} is lazy: run the model once so that it has a shape, then compile")
+    if not param.dtype.is_floating_point:
+        raise ValueError(
+            f"parameter {name!r} has dtype {param.dtype}; zero_fx shards real floating-point parameters. Make an "
+            "integer tensor a buffer, and a complex one two real ones (torch.view_as_real)"
+        )
+    if type(param.data) is not torch.Tensor:
+        raise ValueError(f"parameter {name!r} is a {type(param.data).__name__}; zero_fx shards plain tensors")
+    if param.device.type == "meta":
+        raise ValueError(f"parameter {name!r} is on the meta device; materialise the model before compiling it")
+
+
+def check_mesh(mesh: DeviceMesh, device: torch.device) -> DeviceMesh:
+    if not isinstance(mesh, DeviceMesh):
+        raise TypeError(f"mesh={mesh!r}: expected a torch.distributed.device_mesh.DeviceMesh")
+    if mesh.ndim != 1:
+        raise ValueError(f"mesh has {mesh.ndim} dimensions {mesh.shape}; pass a 1-dimensional one, such as mesh['dp']")
+    if mesh.device_type != device.type:
+        raise ValueError(f"mesh is of {mesh.device_type!r} and the model is on {device}; they must agree")
+    return mesh
+
+
+def check_optimizer(optimizer, model: nn.Module) -> None:
+    if optimizer is None:
+        return
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise TypeError(f"optimizer={optimizer!r}: expected a torch.optim.Optimizer")
+    ours = set(model.parameters())
+    if not any(p in ours for group in optimizer.param_groups for p in group["params"]):
+        raise ValueError("optimizer= holds no parameter of this model; build it over model.parameters()")
+
+
+def agreement_for(state: ModelState, config: Config) -> Agreement:
+    """The comparison of collectives over the group's ranks; its label is the same on each of them."""
+    group = state.mesh.get_group()
+    store = None
+    if state.world > 1 and dist.get_backend(group) != "fake":
+        store = dist.PrefixStore(f"zero_fx/{group.group_name}", get_default_store())
+    return Agreement(store, next_label(store, state), state.world, state.rank, config.timeout_s)
+
+
+def next_label(store, state: ModelState) -> str:
+    """A name for this model that ranks agree on: the how-manieth model of the group it is, counted in the store."""
+    if store is None:
+        return "model"
+    for number in itertools.count():
+        if store.add(f"model{number}/rank{state.rank}", 1) == 1:
+            return f"model{number}"

@@ -1,0 +1,85 @@
+"""Options of `zero_fx.compile`, and the environment's debugging switches. Frozen: passes and caches depend on them."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import os
+
+STAGES = (0, 1, 2, 3)
+LOWERINGS = ("inductor", "eager")
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """Everything that decides how a model is compiled.
+
+    stage: 0, 1, 2 or 3 (ZeRO, arXiv 1910.02054, section 5): nothing, optimizer states, gradients too, parameters too
+        are partitioned over the ranks.
+    lowering: "inductor", or "eager" to run the rewritten graphs operator by operator (quick tests, debugging).
+    dynamic: as in torch.compile: None (sizes that change become symbolic), True or False.
+    keep_whole_below: a parameter with fewer elements than this is kept whole on every rank and its gradient
+        all-reduced: not worth two collectives more. 0-dim and empty parameters are always kept whole.
+    sync_module_states: take parameters and buffers from rank 0, so that ranks seeded differently agree.
+    timeout_s: seconds that ranks wait for one another to compile the same graphs.
+    """
+
+    stage: int = 3
+    lowering: str = "inductor"
+    dynamic: bool | None = None
+    keep_whole_below: int = 4096
+    sync_module_states: bool = True
+    timeout_s: float = 1800.0
+
+    def __post_init__(self):
+        if isinstance(self.stage, bool) or self.stage not in STAGES:
+            raise ValueError(f"stage={self.stage!r}: expected 0, 1, 2 or 3")
+        if self.lowering not in LOWERINGS:
+            raise ValueError(f"lowering={self.lowering!r}: expected one of {', '.join(map(repr, LOWERINGS))}")
+        if self.dynamic not in (None, True, False):
+            raise TypeError(f"dynamic={self.dynamic!r}: expected None, True or False, as in torch.compile")
+        if isinstance(self.keep_whole_below, bool) or not isinstance(self.keep_whole_below, int):
+            raise TypeError(f"keep_whole_below={self.keep_whole_below!r}: expected a number of elements, an int")
+        if self.keep_whole_below < 0:
+            raise ValueError(f"keep_whole_below={self.keep_whole_below}: expected 0 or more elements")
+        if not isinstance(self.sync_module_states, bool):
+            raise TypeError(f"sync_module_states={self.sync_module_states!r}: expected True or False")
+        if not isinstance(self.timeout_s, (int, float)) or not self.timeout_s > 0:
+            raise ValueError(f"timeout_s={self.timeout_s!r}: expected a number of seconds above 0")
+
+
+def make_config(config: Config | None, options: dict) -> Config:
+    """`config` with `options` that are not None on top; raises TypeError for an unknown option."""
+    names = [field.name for field in dataclasses.fields(Config)]
+    for name in options:
+        if name not in names:
+            near = difflib.get_close_matches(name, names, 1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise TypeError(f"zero_fx.compile has no option {name!r}{hint} The options are {', '.join(names)}")
+    if config is not None and not isinstance(config, Config):
+        raise TypeError(f"config={config!r}: expected a zero_fx.Config")
+    if config is not None and options:
+        clash = ", ".join(sorted(options))
+        raise ValueError(f"config= and {clash} were both given: put {clash} into the config with dataclasses.replace")
+    return config or Config(**options)
+
+
+@dataclasses.dataclass(frozen=True)
+class Debug:
+    """The environment's switches: ZERO_FX_DEBUG (1 reports and times, 2 a diff per pass, 3 whole graphs),
+    ZERO_FX_DUMP (a folder for numbered graph files), ZERO_FX_SKIP (names of passes, joined by commas)."""
+
+    level: int = 0
+    dump: str | None = None
+    skip: tuple[str, ...] = ()
+
+    @staticmethod
+    def from_environment(passes: tuple[str, ...]) -> Debug:
+        level = os.environ.get("ZERO_FX_DEBUG", "0")
+        if level not in ("0", "1", "2", "3"):
+            raise ValueError(f"ZERO_FX_DEBUG={level!r}: expected 0, 1, 2 or 3")
+        skip = tuple(name for name in os.environ.get("ZERO_FX_SKIP", "").split(",") if name)
+        for name in skip:
+            if name not in passes:
+                raise ValueError(f"ZERO_FX_SKIP names {name!r}: the passes are {', '.join(passes)}")
+        return Debug(int(level), os.environ.get("ZERO_FX_DUMP") or None, skip)

@@ -1,0 +1,137 @@
+"""From a captured graph to something that runs: the torch.compile backend of one compiled model.
+
+Dynamo hands over a graph with markers; AOTAutograd makes the joint graph, where the JOINT passes run, and cuts it;
+the HALVES passes run on forward and backward; then Inductor lowers each, or, with lowering="eager", the rewritten
+graph is run operator by operator. The same passes, in the same order, for both.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+
+import torch
+from functorch.compile import make_boxed_func, min_cut_rematerialization_partition
+from torch import fx
+
+from .config import Config
+from .passes.pipeline import HALVES, JOINT, run_passes
+from .runtime.agree import Agreement
+from .torch_compat import CustomGraphPass, aot_autograd, compile_fx
+from .vocabulary import PassConfig, collective_sequence
+
+VERSION = "1"  # of everything in passes/: part of compile-cache keys
+
+
+@dataclasses.dataclass
+class Graphs:
+    """What was compiled for one model, in the order of compilation; only ever added to."""
+
+    captured: int = 0  # Dynamo graphs
+    halves: list[tuple[str, fx.GraphModule]] = dataclasses.field(default_factory=list)  # ("forward", rewritten graph)
+    reports: list[tuple[str, str, object]] = dataclasses.field(default_factory=list)  # (label, pass, Report)
+
+
+class Backend:
+    """`torch.compile(backend=...)` for one model. `known` holds the model's parameters, to find strangers."""
+
+    def __init__(self, config: Config, passes: PassConfig, agreement: Agreement, known: set[torch.Tensor]):
+        self.config, self.passes, self.agreement, self.known = config, passes, agreement, known
+        self.graphs = Graphs()
+
+    def __call__(self, gm: fx.GraphModule, example_inputs):
+        refuse_weight_edits(gm)
+        self.graphs.captured += 1
+        lower = self.lower_inductor if self.config.lowering == "inductor" else self.lower_eager
+        return lower(gm, example_inputs)
+
+    def lower_inductor(self, gm: fx.GraphModule, example_inputs):
+        return compile_fx(
+            gm,
+            example_inputs,
+            {
+                "joint_custom_post_pass": GraphHook(self, joint=True),
+                "post_grad_custom_post_pass": GraphHook(self, joint=False),
+            },
+        )
+
+    def lower_eager(self, gm: fx.GraphModule, example_inputs):
+        def half(label: str):
+            def compile_half(gm: fx.GraphModule, example_inputs):
+                self.rewrite_half(gm, label)
+                return make_boxed_func(gm.forward)
+
+            return compile_half
+
+        def partition(gm: fx.GraphModule, joint_inputs, **kwargs):
+            self.rewrite_joint(gm)
+            return min_cut_rematerialization_partition(gm, joint_inputs, **kwargs)
+
+        compiler = aot_autograd(
+            fw_compiler=half("forward"),
+            bw_compiler=half("backward"),
+            inference_compiler=half("inference"),
+            partition_fn=partition,
+        )
+        return compiler(gm, example_inputs)
+
+    def rewrite_joint(self, gm: fx.GraphModule) -> None:
+        self.record("joint", run_passes(gm, JOINT, self.passes, "joint"))
+
+    def rewrite_half(self, gm: fx.GraphModule, label: str) -> None:
+        self.record(label, run_passes(gm, HALVES, self.passes, label))
+        self.agreement.check(label, collective_sequence(gm))
+        self.graphs.halves.append((label, gm))
+
+    def record(self, label: str, reports) -> None:
+        self.graphs.reports += [(label, name, report) for name, report in reports]
+
+    def cache_key(self) -> str:
+        """Over everything that changes what the passes do: a compile cache outlives the process and its options."""
+        facts = [VERSION, torch.__version__, dataclasses.asdict(self.config), dataclasses.asdict(self.passes)]
+        return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+
+
+class GraphHook(CustomGraphPass):
+    """Inductor's hook on a graph: the joint one, or a half after its own rewrites."""
+
+    def __init__(self, backend: Backend, joint: bool):
+        self.backend, self.joint = backend, joint
+
+    def __call__(self, graph: fx.Graph) -> None:
+        gm = graph.owning_module
+        if self.joint:
+            self.backend.rewrite_joint(gm)
+        else:
+            self.backend.rewrite_half(gm, label_of(graph))
+
+    def uuid(self):
+        # A cache hit would skip the hook, and with it the comparison of collectives across ranks.
+        return None
+
+
+def label_of(graph: fx.Graph) -> str:
+    names = {node.target for node in graph.find_nodes(op="placeholder")}
+    return "backward" if any("tangents" in name for name in names) else "forward"
+
+
+def refuse_weight_edits(gm: fx.GraphModule) -> None:
+    """Raise for an in-place edit of a weight inside forward: it would edit the gathered copy and be lost."""
+    weights: dict[fx.Node, str] = {}
+    marker = torch.ops.zero_fx.gather_param
+    for node in gm.graph.nodes:
+        if node.op == "call_function" and node.target in (marker, marker.default):
+            weights[node] = node.args[6]
+            continue
+        name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+        source = node.args[0] if node.args and isinstance(node.args[0], fx.Node) else None
+        if source not in weights:
+            continue
+        if name in ("detach", "view", "data", "t", "narrow", "view_as") or "_get_data_attr" in name:
+            weights[node] = weights[source]
+        elif name.endswith("_") and not name.endswith("__") and name != "requires_grad_":
+            raise ValueError(
+                f"zero_fx: forward edits parameter {weights[source]!r} in place ({name}). Under ZeRO it would edit a "
+                "gathered copy and be lost; edit model.parameters() after optimizer.step() under torch.no_grad()"
+            )

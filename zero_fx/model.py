@@ -1,0 +1,107 @@
+"""The compiled model as its user sees it: call it, `no_sync`, `clip_grad_norm_`, copies, full state dicts."""
+
+from __future__ import annotations
+
+import types
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+
+from .lowering import Backend
+from .runtime.clip import clip_grad_norm
+from .vocabulary import PassConfig
+
+if TYPE_CHECKING:
+    from .config import Config
+    from .runtime.agree import Agreement
+    from .runtime.state import ModelState
+
+
+class CompiledModel:
+    """The compiled forward of one model, made at the first call."""
+
+    def __init__(self, config: Config, state: ModelState, agreement: Agreement):
+        self.config, self.state, self.agreement = config, state, agreement
+        known = {param.param for param in state.params.values()}
+        self.backend = Backend(config, PassConfig(config.stage, state.world, state.rank), agreement, known)
+        self.forward = torch.compile(own_code(call_module), backend=self.backend, dynamic=config.dynamic)
+
+    def __call__(self, model: nn.Module, args, kwargs):
+        check_params(model, self.backend.known)
+        with self.state.forward():
+            return self.forward(model, *args, **kwargs)
+
+    def __deepcopy__(self, memo) -> CompiledModel:
+        from .compile import agreement_for
+
+        state = memo[id(self.state)] if id(self.state) in memo else self.state.__deepcopy__(memo)
+        return CompiledModel(self.config, state, agreement_for(state, self.config))
+
+
+def call_module(module, *args, **kwargs):
+    return nn.Module._call_impl(module, *args, **kwargs)
+
+
+def own_code(function):
+    """A copy of `function` with a code object of its own. Dynamo counts recompilations by code object, so models
+    that shared one would use up each other's limit, after which they would silently run eagerly."""
+    code = function.__code__.replace(co_name=f"zero_fx_{function.__name__}")
+    return types.FunctionType(code, function.__globals__, function.__name__)
+
+
+def check_params(model: nn.Module, known: set[torch.Tensor]) -> None:
+    """Raise for parameters that were added or replaced after compile: nothing would reduce their gradients."""
+    stack = [model]
+    while stack:
+        module = stack.pop()
+        for name, param in module._parameters.items():
+            if param is not None and param not in known:
+                raise ValueError(
+                    f"zero_fx: parameter {name!r} of a {type(module).__name__} was added or replaced after "
+                    "zero_fx.compile, so it is not sharded; change the model first, then compile it"
+                )
+        stack.extend(child for child in module._modules.values() if child is not None)
+
+
+class RootMethods:
+    """Mixed into the class of the model that was compiled."""
+
+    def __call__(self, *args, **kwargs):
+        return self._zero_fx_compiled(self, args, kwargs)
+
+    def no_sync(self):
+        """A context for every micro-batch but the last of an optimizer step; forward and backward both go inside.
+
+        Stages 0 and 1 then keep gradients on the rank and reduce them once, after the first backward outside;
+        stages 1 and 2 keep the gathered parameters from one micro-batch to the next. At stage 3 it changes nothing
+        for sharded parameters. Raises RuntimeError when entered twice.
+        """
+        return self._zero_fx_model.no_sync()
+
+    def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = False):
+        """Scale gradients in place so that their norm over all ranks and parameters is at most `max_norm`.
+
+        Returns the norm before scaling, a 0-dim tensor, the same on every rank. One all-reduce of one number.
+        Otherwise as torch.nn.utils.clip_grad_norm_.
+        """
+        return clip_grad_norm(self._zero_fx_model, max_norm, norm_type, error_if_nonfinite)
+
+
+def full_state_dict(model: nn.Module) -> dict[str, torch.Tensor]:
+    """Plain, full tensors under the plain model's names, on every rank; tied names share one tensor.
+
+    Collective: every rank must call it. Costs the full model's memory on each rank.
+    """
+    if not isinstance(model, RootMethods):
+        raise TypeError(f"expected a model that zero_fx.compile returned, got {type(model).__name__}")
+    full: dict[int, torch.Tensor] = {}
+    result = {}
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        if hasattr(tensor, "full_tensor"):
+            if id(tensor) not in full:
+                full[id(tensor)] = tensor.detach().full_tensor().clone()
+            result[name] = full[id(tensor)]
+        else:
+            result[name] = tensor.detach().clone() if isinstance(tensor, torch.Tensor) else tensor
+    return result

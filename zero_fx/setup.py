@@ -1,0 +1,56 @@
+"""What `compile` does to the world around a model: process group, mesh, equal weights, the optimizer."""
+
+from __future__ import annotations
+
+import os
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+
+def device_of(model: nn.Module) -> torch.device:
+    """The one device of a model's parameters and buffers; CPU for a model without any."""
+    where = {tensor.device: name for name, tensor in model.named_buffers()}
+    where |= {tensor.device: name for name, tensor in model.named_parameters()}
+    if len(where) > 1:
+        found = ", ".join(f"{name!r} on {device}" for device, name in where.items())
+        raise ValueError(f"the model is on several devices ({found}); move it to one before zero_fx.compile")
+    return next(iter(where), torch.device("cpu"))
+
+
+def default_mesh(device: torch.device) -> DeviceMesh:
+    """All ranks. Initialises the process group from torchrun's environment, or as a world of one rank without it."""
+    if not dist.is_initialized():
+        backend = dist.get_default_backend_for_device(device)
+        if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
+            dist.init_process_group(backend)
+        else:
+            dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+    return init_device_mesh(device.type, (dist.get_world_size(),))
+
+
+@torch.no_grad()
+def sync_from_rank_0(model: nn.Module, mesh: DeviceMesh) -> None:
+    """Give every rank the parameters and buffers of the group's first rank."""
+    if mesh.size() == 1:
+        return
+    group = mesh.get_group()
+    source = dist.get_global_rank(group, 0)
+    for tensor in [*model.parameters(), *model.buffers()]:
+        values = tensor.detach().contiguous()
+        dist.broadcast(values, source, group=group)
+        tensor.data.copy_(values)
+
+
+def repoint_optimizer(optimizer: torch.optim.Optimizer, replaced: dict[nn.Parameter, nn.Parameter]) -> None:
+    """Let `optimizer` hold the sharded parameters in place of the old ones; options and order of groups stay."""
+    for group in optimizer.param_groups:
+        group["params"] = [replaced.get(param, param) for param in group["params"]]
+    for old, new in replaced.items():
+        if old in optimizer.state:
+            raise ValueError(
+                "optimizer= has been stepped before zero_fx.compile, and its states are of the unsharded parameters; "
+                "compile first, then train"
+            )

@@ -1,0 +1,75 @@
+"""The one text form of a graph: docstrings, dumps, errors, golden tests and the README use it.
+
+    %0: f32[2,3] = input
+    %1: f32[4,3] = all_gather(%0, 2, "weight")
+    return %1
+
+Values are numbered in order; FX's own names, group names and memory formats are left out.
+"""
+
+from __future__ import annotations
+
+import operator
+
+import torch
+from torch import fx
+
+from .vocabulary import COLLECTIVES, MARKERS, is_op
+
+SHORT = {
+    torch.float32: "f32", torch.float64: "f64", torch.float16: "f16", torch.bfloat16: "bf16", torch.int64: "i64",
+    torch.int32: "i32", torch.int16: "i16", torch.int8: "i8", torch.uint8: "u8", torch.bool: "b8",
+}  # fmt: skip
+
+
+def text(gm: fx.GraphModule, numbers: bool = True) -> str:
+    """The graph as text. Without `numbers`, values have none: what remains is comparable across rewrites."""
+    number = {node: f"%{i}" if numbers else "%" for i, node in enumerate(n for n in gm.graph.nodes if n.op != "output")}
+    return "\n".join(line(node, number) for node in gm.graph.nodes)
+
+
+def line(node: fx.Node, number: dict[fx.Node, str]) -> str:
+    if node.op == "output":
+        return f"return {argument(node.args[0], number)}"
+    call = "input" if node.op in ("placeholder", "get_attr") else f"{name_of(node)}({arguments(node, number)})"
+    note = "  # again in backward" if node.meta.get("zero_fx_again") else ""
+    return f"{number[node]}: {type_of(node.meta.get('val'))} = {call}{note}"
+
+
+def name_of(node: fx.Node) -> str:
+    if node.target is operator.getitem:
+        return "getitem"
+    if isinstance(node.target, torch._ops.OpOverload):
+        return node.target.name().split("::")[1].split(".")[0]
+    return getattr(node.target, "__name__", str(node.target))
+
+
+def arguments(node: fx.Node, number) -> str:
+    args = node.args
+    if is_op(node, *COLLECTIVES):
+        args = (*args[:-2], args[-1])  # without the group
+    elif is_op(node, *MARKERS):
+        args = args[:-1]
+    parts = [argument(arg, number) for arg in args]
+    return ", ".join(parts + [f"{key}={argument(value, number)}" for key, value in node.kwargs.items()])
+
+
+def argument(value, number) -> str:
+    if isinstance(value, fx.Node):
+        return number[value]
+    if isinstance(value, (list, tuple)):
+        return "[" + ", ".join(argument(item, number) for item in value) + "]"
+    if isinstance(value, str):
+        return f'"{value}"'
+    return str(value)
+
+
+def type_of(value) -> str:
+    """Short type of a fake value: f32[2,3], or a tuple of such."""
+    if isinstance(value, torch.Tensor):
+        return f"{SHORT.get(value.dtype, str(value.dtype)[6:])}[{','.join(map(str, value.shape))}]"
+    if isinstance(value, (list, tuple)):
+        return "(" + ", ".join(map(type_of, value)) + ")"
+    return {int: "int", torch.SymInt: "int", float: "float", torch.SymFloat: "float", bool: "bool"}.get(
+        type(value), "none" if value is None else type(value).__name__
+    )

@@ -1,0 +1,70 @@
+"""The only file that names private parts of PyTorch, and the range of versions they were seen in.
+
+Everything here was read in the sources of 2.11.0, 2.12.1, 2.13.0 and 2.14.1. A name that a release lacks is
+reported at import, by name, so that a PyTorch upgrade fails with one clear line and not inside a training step.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+import warnings
+
+import torch
+
+OLDEST = (2, 11)
+NEWEST = (2, 14)
+
+
+def check_version(version: str) -> None:
+    """Raise ImportError below the supported range; warn once above it. `version` is e.g. "2.13.0+cpu"."""
+    found = re.match(r"(\d+)\.(\d+)", version)
+    if not found:
+        raise ImportError(f"zero_fx cannot read the PyTorch version {version!r}; it supports 2.11 to 2.14")
+    major_minor = (int(found[1]), int(found[2]))
+    if major_minor < OLDEST:
+        raise ImportError(
+            f"zero_fx needs PyTorch 2.11 or newer and found {version}: older releases lack compiler hooks "
+            "that it stands on. Install one with: pip install 'torch>=2.11,<2.15'"
+        )
+    if major_minor > NEWEST:
+        warnings.warn(
+            f"zero_fx is tested with PyTorch 2.11 to 2.14 and found {version}; it will try", stacklevel=3
+        )
+
+
+def private(module: str, name: str):
+    """Import one private name; ImportError says which one is missing and in which PyTorch."""
+    try:
+        return getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise ImportError(
+            f"zero_fx needs {module}.{name}, which PyTorch {torch.__version__} does not have; "
+            "zero_fx supports PyTorch 2.11 to 2.14"
+        ) from error
+
+
+check_version(torch.__version__)
+
+CustomGraphPass = private("torch._inductor.custom_graph_pass", "CustomGraphPass")
+aot_autograd = private("torch._dynamo.backends.common", "aot_autograd")
+DTensorSpec = private("torch.distributed.tensor._dtensor_spec", "DTensorSpec")
+get_default_store = private("torch.distributed.distributed_c10d", "_get_default_store")
+resolve_process_group = private("torch.distributed.distributed_c10d", "_resolve_process_group")
+detect_fake_mode = private("torch._guards", "detect_fake_mode")
+is_fake = private("torch._subclasses.fake_tensor", "is_fake")
+
+
+def compile_fx(gm: torch.fx.GraphModule, example_inputs, config: dict):
+    """Lower a Dynamo graph through Inductor under extra Inductor options."""
+    return private("torch._inductor.compile_fx", "compile_fx")(gm, example_inputs, config_patches=config)
+
+
+def queue_after_backward(callback) -> None:
+    """Call `callback()` when the backward pass that runs now is over; only valid inside a backward pass."""
+    torch.autograd.Variable._execution_engine.queue_callback(callback)
+
+
+def local_of(tensor: torch.Tensor) -> torch.Tensor:
+    """The local tensor of a DTensor without an autograd node, or the tensor itself."""
+    return getattr(tensor, "_local_tensor", tensor)
