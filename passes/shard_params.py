@@ -3,8 +3,8 @@
 N = ranks, chunk = ceil(rows / N) rows.
 
     lifetime "use"                                      lifetime "step"
-    %1: f32[chunk,3] = constant_pad_nd(%0, ...)         %2: f32[N*chunk,3] = gather_held(%held, %1, N, "w")
-    %2: f32[N*chunk,3] = all_gather(%1, N, "w")         %3: f32[N*chunk,3] = wait(%2, %1, "w")
+    %1: f32[chunk,3] = constant_pad_nd(%0, ...)         %2: none = gather_held(%held, %1, N, "w")
+    %2: f32[N*chunk,3] = all_gather(%1, N, "w")         %3: f32[N*chunk,3] = wait(%held, %1, "w")
     %3: f32[N*chunk,3] = wait(%2, %1, "w")              %4: f32[rows,3] = slice(%3, 0, 0, rows)
     %4: f32[rows,3] = slice(%3, 0, 0, rows)
 
@@ -51,7 +51,8 @@ def insert_gather(graph: fx.Graph, gather: Gather, node: fx.Node) -> fx.Node:
     source = pad(graph, gather.shard, chunk, node)
     where = (gather.world, gather.group, gather.name)
     if gather.lifetime == STEP:
-        started = insert(graph, op("gather_held"), gather.held, source, *where, like=node)
+        insert(graph, op("gather_held"), gather.held, source, *where, like=node)
+        started = gather.held
     else:
         started = insert(graph, op("all_gather"), source, *where, like=node)
     full = insert(graph, op("wait"), started, source, gather.name, like=node)

@@ -1,7 +1,7 @@
 """Collectives that are started and awaited apart, each with the name of the parameter that it serves.
 
     all_gather(shard, world, group, name) -> full        starts;  (rows/N, ...) -> (rows, ...)
-    gather_held(held!, shard, world, group, name) -> held!  starts, unless `held` already has storage
+    gather_held(held!, shard, world, group, name) -> ()  starts, unless `held` already has storage
     reduce_scatter(grad, world, group, name) -> shard    starts;  (rows, ...) -> (rows/N, ...), mean over ranks
     all_reduce(grad, group, name) -> grad                starts;  same shape, mean over ranks
     wait(output, source, name) -> output                 blocks until `output` may be read
@@ -18,7 +18,7 @@ import torch
 
 LIBRARY = torch.library.Library("zero_fx", "FRAGMENT")
 LIBRARY.define("all_gather(Tensor shard, int world, str group, str name) -> Tensor")
-LIBRARY.define("gather_held(Tensor(a!) held, Tensor shard, int world, str group, str name) -> Tensor(a!)")
+LIBRARY.define("gather_held(Tensor(a!) held, Tensor shard, int world, str group, str name) -> ()")
 LIBRARY.define("reduce_scatter(Tensor grad, int world, str group, str name) -> Tensor")
 LIBRARY.define("all_reduce(Tensor grad, str group, str name) -> Tensor")
 LIBRARY.define("wait(Tensor(a) output, Tensor source, str name) -> Tensor(a)")
@@ -38,13 +38,12 @@ def all_gather(shard: torch.Tensor, world: int, group: str, name: str) -> torch.
     return started("all-gather", name, transport.all_gather_into_tensor, shard.contiguous(), world, group)
 
 
-def gather_held(held: torch.Tensor, shard: torch.Tensor, world: int, group: str, name: str) -> torch.Tensor:
+def gather_held(held: torch.Tensor, shard: torch.Tensor, world: int, group: str, name: str) -> None:
     if is_held(held):
-        return held
+        return
     # A new storage each time, never a resized one: whoever still reads the old values keeps the old storage.
     held.data = torch.empty(held.shape, dtype=held.dtype, device=held.device)
     started("all-gather", name, transport.all_gather_into_tensor_out, shard.contiguous(), world, group, out=held)
-    return held
 
 
 def reduce_scatter(grad: torch.Tensor, world: int, group: str, name: str) -> torch.Tensor:
@@ -100,7 +99,7 @@ def _(shard, world, group, name):
 
 @torch.library.register_fake("zero_fx::gather_held", lib=LIBRARY)
 def _(held, shard, world, group, name):
-    return held
+    return None
 
 
 @torch.library.register_fake("zero_fx::reduce_scatter", lib=LIBRARY)

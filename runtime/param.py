@@ -99,7 +99,8 @@ class ParamState:
             return shard.view_as(shard)
         padded = pad_rows(shard, chunk_rows(self.shape[0], self.world))
         if self.lifetime == STEP and (self.model.in_forward or self.model.is_accumulating):
-            full = wait(gather_held(self.held, padded, self.world, self.group, self.name), padded, self.name).data
+            gather_held(self.held, padded, self.world, self.group, self.name)
+            full = wait(self.held, padded, self.name).data
         else:
             full = wait(all_gather(padded, self.world, self.group, self.name), padded, self.name)
         return full.narrow(0, 0, self.shape[0])

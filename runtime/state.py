@@ -33,6 +33,7 @@ class ModelState:
         self.is_syncing = True  # False inside no_sync
         self.in_forward = False
         self.in_backward = False
+        self.before_release = None  # called with this state at the end of each backward pass, when most is alive
         self.is_peeking = False  # reads give meta tensors: something only asks for shapes
 
     def __deepcopy__(self, memo) -> ModelState:
@@ -104,6 +105,8 @@ class ModelState:
 
     def end_backward(self) -> None:
         self.in_backward = False
+        if self.before_release is not None:
+            self.before_release(self)
         if not self.is_syncing:
             for state in self.params.values():
                 state.show_local_grad()

@@ -64,7 +64,3 @@ def queue_after_backward(callback) -> None:
     """Call `callback()` when the backward pass that runs now is over; only valid inside a backward pass."""
     torch.autograd.Variable._execution_engine.queue_callback(callback)
 
-
-def local_of(tensor: torch.Tensor) -> torch.Tensor:
-    """The local tensor of a DTensor without an autograd node, or the tensor itself."""
-    return getattr(tensor, "_local_tensor", tensor)

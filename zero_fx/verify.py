@@ -41,7 +41,7 @@ def verify(gm: fx.GraphModule, before: tuple[list[str], list[str]] | None = None
     for node in gm.graph.nodes:
         if is_op(node, *COLLECTIVES):
             check_wait(gm, node)
-        if is_op(node, "wait") and not is_op(node.args[0], *COLLECTIVES):
+        if is_op(node, "wait") and not is_started(node.args[0]):
             fail(gm, node, "waits for what no collective started")
         if is_ours(node) or any(is_ours(arg) for arg in node.all_input_nodes):
             check_type(gm, node)
@@ -54,15 +54,24 @@ def is_ours(node: fx.Node) -> bool:
 
 
 def check_wait(gm: fx.GraphModule, node: fx.Node) -> None:
-    waits = [user for user in node.users if is_op(user, "wait")]
+    """One wait for the collective `node`, after it, with its source; nothing else reads what it writes."""
+    is_held = is_op(node, "gather_held")
+    written, source = (node.args[0], node.args[1]) if is_held else (node, node.args[0])
+    readers = [user for user in written.users if user is not node]
+    waits = [user for user in readers if is_op(user, "wait") and user.args[0] is written]
     if len(waits) != 1:
         fail(gm, node, f"has {len(waits)} waits, expected 1")
-    for user in node.users:
-        if user is not waits[0]:
+    for user in readers:
+        if user is not waits[0] and user.op != "output":
             fail(gm, user, "reads a collective's result that no wait has made ready")
-    source = node.args[1 if is_op(node, "gather_held") else 0]
+    if waits[0] < node:
+        fail(gm, waits[0], "waits before the collective is started")
     if waits[0].args[1] is not source:
         fail(gm, waits[0], "does not keep the collective's source alive")
+
+
+def is_started(output: fx.Node) -> bool:
+    return is_op(output, *COLLECTIVES) or any(is_op(user, "gather_held") for user in output.users)
 
 
 def check_type(gm: fx.GraphModule, node: fx.Node) -> None:
