@@ -30,6 +30,8 @@ aten = torch.ops.aten
 def shard_params(gm: fx.GraphModule, config) -> Report:
     markers = find(gm.graph, "gather_param")
     gathered = 0
+    for node in gm.graph.nodes:
+        node.meta.pop("zero_fx_again", None)  # what plan_gathers had to say was to the partitioner
     for node in markers:
         gather = Gather(*node.args)
         with gm.graph.inserting_before(node):

@@ -8,6 +8,7 @@ compile at all then.
 from __future__ import annotations
 
 import datetime
+import itertools
 import json
 
 import torch.distributed as dist
@@ -18,14 +19,16 @@ SHOWN = 12  # collectives of a sequence that an error shows, from the first diff
 class Agreement:
     """`store` may be None (one rank, or a fake group): nothing to agree on then."""
 
-    def __init__(self, store: dist.Store | None, label: str, world: int, rank: int, timeout_s: float):
-        self.store, self.label, self.world, self.rank, self.timeout_s = store, label, world, rank, timeout_s
+    def __init__(self, store: dist.Store | None, world: int, rank: int, timeout_s: float):
+        self.store, self.world, self.rank, self.timeout_s = store, world, rank, timeout_s
+        self.label = ""  # given at the first check
         self.agreed: set[tuple[str, ...]] = set()
 
     def check(self, graph: str, sequence: tuple[str, ...]) -> None:
         """Raise RuntimeError on every rank unless all ranks come with the same `sequence` of collectives."""
         if self.store is None or sequence in self.agreed:
             return
+        self.label = self.label or self.next_label()
         turn = len(self.agreed)
         self.store.set(self.key(turn, self.rank), json.dumps([graph, sequence]))
         for rank in range(self.world):
@@ -33,6 +36,11 @@ class Agreement:
             if theirs != [graph, list(sequence)]:
                 raise RuntimeError(self.difference(rank, [graph, list(sequence)], theirs))
         self.agreed.add(sequence)
+
+    def next_label(self) -> str:
+        """A name for this model that ranks agree on: the how-manieth of the group that compiled a graph."""
+        number = itertools.count()
+        return next(f"model{n}" for n in number if self.store.add(f"model{n}/rank{self.rank}", 1) == 1)
 
     def key(self, turn: int, rank: int) -> str:
         return f"{self.label}/{turn}/{rank}"

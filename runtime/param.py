@@ -91,6 +91,8 @@ class ParamState:
         if model.is_peeking:
             return torch.empty(self.shape, dtype=param.dtype, device="meta")
         model.hook_param(self)
+        if self.lifetime != WHOLE or param.requires_grad:
+            model.trace.note(self.name)
         return ReadParam.apply(param.to_local(), self.local if model.is_accumulating else None, self)
 
     def full_value(self, shard: torch.Tensor) -> torch.Tensor:

@@ -21,23 +21,28 @@ import torch.distributed as dist
 
 from .markers import STEP
 from .param import ParamState
+from .trace import Trace
 
 
 class ModelState:
-    """`params` maps names (the first one of tied parameters) to states; `queue(f)` runs f after this backward."""
+    """`params` maps names (the first one of tied parameters) to states.
 
-    def __init__(self, mesh, group: str, world: int, rank: int, queue):
-        self.mesh, self.group, self.world, self.rank, self.queue = mesh, group, world, rank, queue
+    `engine` is PyTorch's autograd engine as torch_compat shows it: `queue_after_backward(f)` and `backward_id()`.
+    """
+
+    def __init__(self, mesh, group: str, world: int, rank: int, engine):
+        self.mesh, self.group, self.world, self.rank, self.engine = mesh, group, world, rank, engine
         self.params: dict[str, ParamState] = {}
         self.is_accumulating = False  # gradients of stages 0 and 1 stay local, gathered parameters stay gathered
         self.is_syncing = True  # False inside no_sync
         self.in_forward = False
-        self.in_backward = False
+        self.backward_id = None  # of the backward pass that was noticed last
         self.before_release = None  # called with this state at the end of each backward pass, when most is alive
         self.is_peeking = False  # reads give meta tensors: something only asks for shapes
+        self.trace = Trace()
 
     def __deepcopy__(self, memo) -> ModelState:
-        new = memo[id(self)] = ModelState(self.mesh, self.group, self.world, self.rank, self.queue)
+        new = memo[id(self)] = ModelState(self.mesh, self.group, self.world, self.rank, self.engine)
         new.params = copy.deepcopy(self.params, memo)
         return new
 
@@ -99,19 +104,22 @@ class ModelState:
             state.local.register_post_accumulate_grad_hook(notice)
 
     def notice_backward(self) -> None:
-        if not self.in_backward:
-            self.in_backward = True
-            self.queue(self.end_backward)
+        current = self.engine.backward_id()
+        if current != self.backward_id:  # by number and not by a flag, which a backward that raised would leave on
+            self.backward_id = current
+            self.engine.queue_after_backward(self.end_backward)
 
     def end_backward(self) -> None:
-        self.in_backward = False
+        self.trace.compare(self.mesh.get_group(), self.mesh.device_type)
         if self.before_release is not None:
             self.before_release(self)
         if not self.is_syncing:
             for state in self.params.values():
                 state.show_local_grad()
             return
-        if self.is_accumulating:
+        # A checkpointed region may have a backward pass of its own inside the whole one, which ends here first: so
+        # what the gradients say decides, and not only the switch.
+        if self.is_accumulating or any(state.has_local_grad() for state in self.params.values()):
             self.is_accumulating = False
             self.reduce_local_grads()
         self.release()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -15,7 +13,7 @@ from .model import CompiledModel
 from .runtime.agree import Agreement
 from .runtime.state import ModelState
 from .setup import default_mesh, device_of, repoint_optimizer, sync_from_rank_0
-from .torch_compat import get_default_store, queue_after_backward
+from .torch_compat import engine, get_default_store
 
 
 def compile(  # noqa: A001
@@ -49,7 +47,7 @@ def compile(  # noqa: A001
     check_optimizer(optimizer, model)
     if config.sync_module_states:
         sync_from_rank_0(model, mesh)
-    state = ModelState(mesh, mesh.get_group().group_name, mesh.size(), mesh.get_local_rank(), queue_after_backward)
+    state = ModelState(mesh, mesh.get_group().group_name, mesh.size(), mesh.get_local_rank(), engine)
     replaced = shard_model(model, config, state)
     if optimizer is not None:
         repoint_optimizer(optimizer, replaced)
@@ -111,18 +109,9 @@ def check_optimizer(optimizer, model: nn.Module) -> None:
 
 
 def agreement_for(state: ModelState, config: Config) -> Agreement:
-    """The comparison of collectives over the group's ranks; its label is the same on each of them."""
+    """The comparison of collectives over the group's ranks."""
     group = state.mesh.get_group()
     store = None
     if state.world > 1 and dist.get_backend(group) != "fake":
         store = dist.PrefixStore(f"zero_fx/{group.group_name}", get_default_store())
-    return Agreement(store, next_label(store, state), state.world, state.rank, config.timeout_s)
-
-
-def next_label(store, state: ModelState) -> str:
-    """A name for this model that ranks agree on: the how-manieth model of the group it is, counted in the store."""
-    if store is None:
-        return "model"
-    for number in itertools.count():
-        if store.add(f"model{number}/rank{state.rank}", 1) == 1:
-            return f"model{number}"
+    return Agreement(store, state.world, state.rank, config.timeout_s)

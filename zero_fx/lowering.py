@@ -19,7 +19,7 @@ from .config import Config
 from .passes.pipeline import HALVES, JOINT, run_passes
 from .runtime.agree import Agreement
 from .torch_compat import CustomGraphPass, aot_autograd, compile_fx
-from .vocabulary import PassConfig, collective_sequence
+from .vocabulary import WHOLE, Gather, PassConfig, Reduce, collective_sequence, find
 
 VERSION = "1"  # of everything in passes/: part of compile-cache keys
 
@@ -36,15 +36,25 @@ class Graphs:
 class Backend:
     """`torch.compile(backend=...)` for one model. `known` holds the model's parameters, to find strangers."""
 
-    def __init__(self, config: Config, passes: PassConfig, agreement: Agreement, known: set[torch.Tensor]):
-        self.config, self.passes, self.agreement, self.known = config, passes, agreement, known
+    def __init__(self, config: Config, passes: PassConfig, agreement: Agreement, trace):
+        self.config, self.passes, self.agreement, self.trace = config, passes, agreement, trace
         self.graphs = Graphs()
+        self.markers = ""  # of the joint graph that was rewritten last
 
     def __call__(self, gm: fx.GraphModule, example_inputs):
         refuse_weight_edits(gm)
         self.graphs.captured += 1
         lower = self.lower_inductor if self.config.lowering == "inductor" else self.lower_eager
-        return lower(gm, example_inputs)
+        self.markers = ""
+        compiled, markers, trace = lower(gm, example_inputs), self.markers, self.trace
+        if not markers:
+            return compiled
+
+        def run(*args):
+            trace.note(markers)
+            return compiled(*args)
+
+        return run
 
     def lower_inductor(self, gm: fx.GraphModule, example_inputs):
         return compile_fx(
@@ -59,6 +69,8 @@ class Backend:
     def lower_eager(self, gm: fx.GraphModule, example_inputs):
         def half(label: str):
             def compile_half(gm: fx.GraphModule, example_inputs):
+                if label == "inference":  # there is nothing to cut, so the partitioner's hook was not called
+                    self.rewrite_joint(gm)
                 self.rewrite_half(gm, label)
                 return make_boxed_func(gm.forward)
 
@@ -78,6 +90,7 @@ class Backend:
 
     def rewrite_joint(self, gm: fx.GraphModule) -> None:
         self.record("joint", run_passes(gm, JOINT, self.passes, "joint"))
+        self.markers = marker_names(gm)
 
     def rewrite_half(self, gm: fx.GraphModule, label: str) -> None:
         self.record(label, run_passes(gm, HALVES, self.passes, label))
@@ -91,6 +104,14 @@ class Backend:
         """Over everything that changes what the passes do: a compile cache outlives the process and its options."""
         facts = [VERSION, torch.__version__, dataclasses.asdict(self.config), dataclasses.asdict(self.passes)]
         return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+
+
+def marker_names(gm: fx.GraphModule) -> str:
+    """Which parameters a joint graph gathers and reduces, in one line; empty if it runs no collective."""
+    gathers = [Gather(*node.args) for node in find(gm.graph, "gather_param")]
+    names = [f"gather {gather.name}" for gather in gathers if gather.lifetime != WHOLE]
+    names += [f"reduce {Reduce(*node.args).name}" for node in find(gm.graph, "reduce_grad")]
+    return "graph: " + ", ".join(names) if names else ""
 
 
 class GraphHook(CustomGraphPass):

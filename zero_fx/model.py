@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import types
 from typing import TYPE_CHECKING
 
@@ -23,19 +24,19 @@ class CompiledModel:
 
     def __init__(self, config: Config, state: ModelState, agreement: Agreement):
         self.config, self.state, self.agreement = config, state, agreement
-        known = {param.param for param in state.params.values()}
-        self.backend = Backend(config, PassConfig(config.stage, state.world, state.rank), agreement, known)
+        self.known = {param.param for param in state.params.values()}
+        self.backend = Backend(config, PassConfig(config.stage, state.world, state.rank), agreement, state.trace)
         self.forward = torch.compile(own_code(call_module), backend=self.backend, dynamic=config.dynamic)
 
     def __call__(self, model: nn.Module, args, kwargs):
-        check_params(model, self.backend.known)
+        check_params(model, self.known)
         with self.state.forward():
             return self.forward(model, *args, **kwargs)
 
     def __deepcopy__(self, memo) -> CompiledModel:
         from .compile import agreement_for
 
-        state = memo[id(self.state)] if id(self.state) in memo else self.state.__deepcopy__(memo)
+        state = copy.deepcopy(self.state, memo)
         return CompiledModel(self.config, state, agreement_for(state, self.config))
 
 

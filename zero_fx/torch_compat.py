@@ -60,7 +60,12 @@ def compile_fx(gm: torch.fx.GraphModule, example_inputs, config: dict):
     return private("torch._inductor.compile_fx", "compile_fx")(gm, example_inputs, config_patches=config)
 
 
-def queue_after_backward(callback) -> None:
-    """Call `callback()` when the backward pass that runs now is over; only valid inside a backward pass."""
-    torch.autograd.Variable._execution_engine.queue_callback(callback)
+class engine:
+    """PyTorch's autograd engine, as far as the runtime needs it."""
 
+    @staticmethod
+    def queue_after_backward(callback) -> None:
+        """Call `callback()` when the backward pass that runs now is over; only valid inside a backward pass."""
+        torch.autograd.Variable._execution_engine.queue_callback(callback)
+
+    backward_id = staticmethod(private("torch._C", "_current_graph_task_id"))

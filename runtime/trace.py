@@ -1,0 +1,42 @@
+"""What a rank ran since the last backward pass, as one number that ranks compare at the end of each.
+
+Two ranks that take different branches run collectives of different parameters. Where these happen to have one size,
+nothing fails and data are mixed up. The comparison is one all-reduce of two numbers, before the optimizer steps.
+"""
+
+from __future__ import annotations
+
+import zlib
+
+import torch
+import torch.distributed as dist
+
+SHOWN = 20
+
+
+class Trace:
+    """A running checksum of what was noted, and the last notes for the error."""
+
+    def __init__(self):
+        self.value = 0
+        self.notes: list[str] = []
+
+    def note(self, what: str) -> None:
+        """Add the name of a graph or of a parameter that is about to run collectives."""
+        self.value = zlib.crc32(what.encode(), self.value)
+        self.notes = [*self.notes[-SHOWN:], what]
+
+    def compare(self, group, device_type: str) -> None:
+        """Raise RuntimeError on every rank unless all ranks of `group` noted the same; then start anew."""
+        mine, notes = self.value, self.notes
+        self.value, self.notes = 0, []
+        if group.size() == 1 or dist.get_backend(group) == "fake":
+            return
+        largest = torch.tensor([mine, -mine], device=device_type)
+        dist.all_reduce(largest, dist.ReduceOp.MAX, group=group)
+        if largest[0] != -largest[1]:
+            raise RuntimeError(
+                "zero_fx: ranks ran different collectives in this step, so gathered parameters and gradients were "
+                "mixed up; do not step the optimizer. Ranks must take the same branches. This rank ran last:\n  "
+                + "\n  ".join(notes or ["(nothing)"])
+            )

@@ -1,0 +1,48 @@
+"""Small graphs for the tests of passes: traced from functions on fake tensors, without ranks or a process group."""
+
+import torch
+from torch import fx
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+
+import zero_fx  # noqa: F401  registers the operators
+from zero_fx.text import text
+from zero_fx.verify import signature, verify
+from zero_fx.vocabulary import PassConfig
+
+zfx = torch.ops.zero_fx
+GROUP = "0"
+
+
+def gather(shard, shape, world=2, lifetime="use", held=None, local=None, name="w"):
+    return zfx.gather_param(shard, held, local, shape, lifetime, world, name, GROUP)
+
+
+def reduce(grad, rows, world=2, whole=False, name="w"):
+    return zfx.reduce_grad(grad, rows, whole, world, name, GROUP)
+
+
+def trace(function, *shapes: tuple[int, ...]) -> fx.GraphModule:
+    """The graph of `function` on f32 inputs of `shapes`."""
+    mode = FakeTensorMode()
+    with mode:
+        inputs = [torch.empty(shape) for shape in shapes]
+    gm = make_fx(function)(*inputs)
+    for node, value in zip(gm.graph.find_nodes(op="placeholder"), inputs):
+        node.meta["val"] = value
+    return gm
+
+
+def check(pass_, gm: fx.GraphModule, stage=3, world=2, rank=0) -> str:
+    """Run `pass_` as the pipeline does; verify before and after, that the report is honest, and that a second run
+    changes nothing. Returns the text of the result, or "unchanged"."""
+    config = PassConfig(stage, world, rank)
+    verify(gm)
+    before, types = text(gm), signature(gm)
+    report = pass_(gm, config)
+    verify(gm, types)
+    after = text(gm)
+    assert report.changed == (before != after), (report, before, after)
+    again = pass_(gm, config)
+    assert not again.changed and text(gm) == after, "not idempotent"
+    return after if report.changed else "unchanged"

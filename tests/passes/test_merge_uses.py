@@ -1,0 +1,52 @@
+"""Golden graphs of one pass; see tests/graphs.py for what `check` checks besides."""
+
+from expecttest import TestCase
+
+from tests.graphs import check, gather, reduce, trace
+from zero_fx.passes.merge_uses import merge_uses
+
+
+class TestMergeUses(TestCase):
+    def test_two_reads_of_one_parameter_become_one_gather(self):
+        def tied(shard, x):
+            return gather(shard, [4, 3]) @ x, gather(shard, [4, 3]).sum()
+
+        self.assertExpectedInline(check(merge_uses, trace(tied, (2, 3), (3, 5))), """\
+%0: f32[2,3] = input
+%1: f32[3,5] = input
+%2: f32[4,3] = gather_param(%0, None, None, [4, 3], "use", 2, "w")
+%3: f32[4,5] = mm(%2, %1)
+%4: f32[] = sum(%2)
+return [%3, %4]""")
+
+    def test_reductions_of_three_uses_become_one_of_their_sum(self):
+        def grads(a, b, c):
+            return reduce(a, 2) + reduce(b, 2) + reduce(c, 2)
+
+        self.assertExpectedInline(check(merge_uses, trace(grads, (4, 3), (4, 3), (4, 3))), """\
+%0: f32[4,3] = input
+%1: f32[4,3] = input
+%2: f32[4,3] = input
+%3: f32[4,3] = add(%0, %1)
+%4: f32[4,3] = add(%3, %2)
+%5: f32[2,3] = reduce_grad(%4, 2, False, 2, "w")
+return %5""")
+
+    def test_two_parameters_stay_two(self):
+        def two(a, b):
+            return gather(a, [4, 3], name="a") + gather(b, [4, 3], name="b")
+
+        self.assertEqual(check(merge_uses, trace(two, (2, 3), (2, 3))), "unchanged")
+
+    def test_gradients_of_two_parameters_are_not_merged(self):
+        def two(a, b):
+            return reduce(a, 2, name="a") + reduce(b, 2, name="b")
+
+        self.assertEqual(check(merge_uses, trace(two, (4, 3), (4, 3))), "unchanged")
+
+    def test_a_reduction_that_something_else_reads_stays(self):
+        def shared(a, b):
+            first = reduce(a, 2)
+            return first + reduce(b, 2), first * 2
+
+        self.assertEqual(check(merge_uses, trace(shared, (4, 3), (4, 3))), "unchanged")

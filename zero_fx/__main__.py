@@ -1,0 +1,7 @@
+"""`python -m zero_fx`."""
+
+import sys
+
+from .cli import main
+
+sys.exit(main())

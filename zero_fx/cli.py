@@ -1,0 +1,59 @@
+"""The command line: `zero-fx train`, also `python -m zero_fx train`."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import os
+import sys
+
+from .train import TrainOptions, prepare, train
+
+
+class Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line."""
+
+    def error(self, message: str):
+        raise ValueError(f"{message} (see {self.prog} --help)")
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run one command; its exit code: 0, or 2 for options or data that cannot be used."""
+    parser = Parser(prog="zero-fx", description="ZeRO data-parallel training as a compiler.", allow_abbrev=False)
+    commands = parser.add_subparsers(dest="command", required=True, metavar="command")
+    add_train(commands)
+    try:
+        args = parser.parse_args(argv)
+        setup = prepare(options_from(TrainOptions, args))
+    except (ValueError, TypeError) as error:
+        if os.environ.get("LOCAL_RANK", "0") == "0":  # ranks of one machine would all say the same
+            print(f"zero-fx: {error}", file=sys.stderr)
+        return 2
+    train(setup)
+    return 0
+
+
+def add_train(commands) -> None:
+    parser = commands.add_parser(
+        "train",
+        help="train a small GPT on text and measure memory and traffic beside the formulas",
+        description="Train a small GPT on text; start it with torchrun for more than one rank: "
+        "torchrun --nproc-per-node 2 -m zero_fx train --stage 3",
+        allow_abbrev=False,
+    )
+    add_options(parser, TrainOptions)
+
+
+def add_options(parser: argparse.ArgumentParser, options: type) -> None:
+    """One flag for each field of a dataclass; its type is that of the default, str where that is None."""
+    for field in dataclasses.fields(options):
+        flag = "--" + field.name.replace("_", "-")
+        default = "" if field.default in (None, ()) else f" (default: {field.default})"
+        kinds = {"nargs": "+"} if field.default == () else {"type": str if field.default is None else type(field.default)}
+        parser.add_argument(flag, default=field.default, help=field.metadata["help"] + default, **kinds)
+
+
+def options_from(options: type, args: argparse.Namespace):
+    """The dataclass with the values of its flags."""
+    values = {field.name: getattr(args, field.name) for field in dataclasses.fields(options)}
+    return options(**{name: tuple(value) if isinstance(value, list) else value for name, value in values.items()})

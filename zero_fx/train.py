@@ -1,0 +1,242 @@
+"""`zero-fx train`: train a small GPT on text under ZeRO, and measure what ZeRO promises while it runs.
+
+Started by torchrun, one process a rank, or without it as a world of one rank.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import math
+import os
+import statistics
+import time
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from .compile import compile as zero_compile
+from .config import LOWERINGS, Config
+from .gpt import GPT, GPTConfig
+from .runtime.count import count_collectives
+from .runtime.memory import state_bytes
+from .textdata import TextData, load_text
+from .train_report import Progress, RankResult, formulas_of, peak_memory, print_report, write_report
+
+WARMUP_STEPS = 20  # at most; a tenth of a short run
+FINAL_LR = 0.1  # of --lr, at the end of the cosine
+MEASURED_STEP = 2  # whose collectives are counted: not the first, which compiles
+PROMPT_BYTES = 64
+
+
+def option(default, text: str):
+    """A field that is a command-line option, with its help."""
+    return dataclasses.field(default=default, metadata={"help": text})
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainOptions:
+    """The options of `zero-fx train`; `zero_fx/cli.py` makes flags of the fields."""
+
+    stage: int = option(3, "what is partitioned: 0 nothing, 1 optimizer states, 2 gradients too, 3 parameters too")
+    steps: int = option(300, "optimizer steps")
+    data: tuple[str, ...] = option((), "text files or folders; by default the sources of Python's standard library")
+    layers: int = option(4, "blocks of the GPT")
+    dim: int = option(128, "width of the GPT")
+    heads: int = option(4, "attention heads")
+    seq: int = option(128, "bytes of context")
+    batch: int = option(16, "windows of text in a micro-batch of one rank")
+    accumulate: int = option(1, "micro-batches in an optimizer step")
+    lr: float = option(3e-3, "highest learning rate of AdamW")
+    lowering: str = option("inductor", f"how graphs are run: {' or '.join(LOWERINGS)}")
+    keep_whole_below: int = option(Config.keep_whole_below, "a parameter of fewer elements is not partitioned")
+    seed: int = option(0, "of the weights, the batches and the sample")
+    eval_batches: int = option(8, "held-out batches that each rank evaluates at the end")
+    sample: int = option(200, "bytes of text to generate at the end")
+    device: str = option("auto", "cpu, cuda or auto: cuda where each rank of this machine has a GPU of its own")
+    loss_log: str | None = option(None, "file for the loss of each step, as JSON lines")
+    report: str | None = option(None, "file for what was measured, as JSON, one object for each rank")
+
+    def __post_init__(self):
+        for name in ("steps", "batch", "accumulate", "eval_batches"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"--{name.replace('_', '-')} {getattr(self, name)}: expected 1 or more")
+        if self.sample < 0 or self.seed < 0:
+            name = "sample" if self.sample < 0 else "seed"
+            raise ValueError(f"--{name} {getattr(self, name)}: expected 0 or more")
+        if not (self.lr > 0 and math.isfinite(self.lr)):
+            raise ValueError(f"--lr {self.lr:g}: expected a finite number above 0, such as 3e-3")
+        if self.device not in ("auto", "cpu", "cuda"):
+            raise ValueError(f"--device {self.device}: expected auto, cpu or cuda")
+        for name in ("loss_log", "report"):
+            folder = os.path.dirname(os.path.abspath(getattr(self, name) or "x"))
+            if not os.path.isdir(folder):
+                raise ValueError(f"--{name.replace('_', '-')}: there is no folder {folder}; make it first")
+
+
+@dataclasses.dataclass(frozen=True)
+class Setup:
+    """All that a run needs, checked, before anything is shared with other ranks."""
+
+    options: TrainOptions
+    config: Config
+    gpt: GPTConfig
+    data: TextData
+    device: torch.device
+
+
+def prepare(options: TrainOptions) -> Setup:
+    """Read the data and check all options; raises ValueError for what cannot be used."""
+    config = Config(stage=options.stage, lowering=options.lowering, keep_whole_below=options.keep_whole_below)
+    gpt = GPTConfig(options.layers, options.dim, options.heads, options.seq)
+    return Setup(options, config, gpt, load_text(list(options.data), options.seq), choose_device(options.device))
+
+
+def choose_device(name: str) -> torch.device:
+    """This rank's device. Ranks of one machine never share a GPU: nccl cannot, and it would only be slower."""
+    ranks_here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    gpus = torch.cuda.device_count()
+    if name == "cuda" and gpus < ranks_here:
+        raise ValueError(
+            f"--device cuda: {ranks_here} ranks on this machine need as many GPUs and PyTorch finds {gpus}; "
+            f"start fewer ranks (--nproc-per-node {max(gpus, 1)}) or use --device cpu"
+        )
+    if name == "cpu" or gpus < ranks_here:
+        return torch.device("cpu")
+    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+    torch.cuda.set_device(device)
+    return device
+
+
+def train(setup: Setup) -> None:
+    """Train, evaluate, report and sample; every rank of the job runs this."""
+    options = setup.options
+    torch.manual_seed(options.seed)
+    model = zero_compile(GPT(setup.gpt).to(setup.device), config=setup.config)
+    rank, world = dist.get_rank(), dist.get_world_size()
+    optimizer = make_optimizer(model, options.lr)
+    peak = watch_state_bytes(model, optimizer)
+    if rank == 0:
+        size = sum(math.prod(state.shape) for state in model._zero_fx_model.params.values())
+        print(
+            f"stage {options.stage}, {world} rank{'s' * (world > 1)} on {setup.device.type}, {size / 1e6:.2f} M parameters, "
+            f"{len(setup.data.train) / 1e6:.1f} MB of text: {setup.data.source}",
+            flush=True,
+        )
+    losses, times_s, elements = run_steps(setup, model, optimizer, rank, world)
+    steady_s = statistics.median(times_s[1:]) if len(times_s) > 1 else None
+    result = RankResult(
+        rank=rank,
+        train_loss=losses[-1],
+        held_out_loss=evaluate(setup, model, rank, world),
+        tokens_per_s=options.accumulate * options.batch * options.seq / steady_s if steady_s else None,
+        compile_s=times_s[0] - steady_s if steady_s else None,
+        state_bytes=peak["bytes"],
+        peak_bytes=peak_memory(setup.device),
+        elements_sent=elements,
+        **formulas_of(model, options.stage, world, options.accumulate),
+    )
+    results = [None] * world
+    dist.all_gather_object(results, result)
+    sample = generate_sample(setup, model)
+    if rank == 0:
+        print_report(results, setup.device, sample)
+        write_report(options.report, results)
+    dist.barrier()  # nobody leaves while another still talks to it
+    dist.destroy_process_group()
+
+
+def make_optimizer(model: nn.Module, lr: float) -> torch.optim.Optimizer:
+    """AdamW; matrices decay, gains of norms do not. Fused: it spares the dispatch of a DTensor operator each."""
+    matrices = [param for param in model.parameters() if param.dim() > 1]
+    gains = [param for param in model.parameters() if param.dim() <= 1]
+    groups = [{"params": matrices, "weight_decay": 0.1}, {"params": gains, "weight_decay": 0.0}]
+    return torch.optim.AdamW(groups, lr=lr, betas=(0.9, 0.95), fused=True)
+
+
+def watch_state_bytes(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, int]:
+    """{"bytes"}: the most bytes of parameters, gradients and optimizer states so far, looked at after each backward
+    pass before anything is released, which is when most of them live."""
+    peak = {"bytes": 0}
+
+    def look(state) -> None:
+        peak["bytes"] = max(peak["bytes"], sum(state_bytes(state, optimizer).values()))
+
+    model._zero_fx_model.before_release = look
+    return peak
+
+
+def run_steps(setup: Setup, model, optimizer, rank: int, world: int) -> tuple[list[float], list[float], float | None]:
+    """All optimizer steps: this rank's losses (nats/byte), seconds of each, elements it sent in the measured one."""
+    options = setup.options
+    tokens = options.accumulate * options.batch * options.seq * world
+    losses, times_s, counted = [], [], None
+    with contextlib.ExitStack() as stack:
+        progress = stack.enter_context(Progress(options.steps, is_shown=rank == 0))
+        log = stack.enter_context(open(options.loss_log, "w", encoding="utf-8")) if options.loss_log and rank == 0 else None
+        for step in range(options.steps):
+            for group in optimizer.param_groups:
+                group["lr"] = lr_at(step, options.steps, options.lr)
+            start = time.perf_counter()
+            with count_collectives(world) if step == MEASURED_STEP else contextlib.nullcontext() as count:
+                loss = train_step(setup, model, optimizer, step, rank)
+            counted = count or counted
+            losses.append(loss.item())
+            dist.all_reduce(loss)  # sum over ranks
+            times_s.append(time.perf_counter() - start)
+            mean = loss.item() / world
+            progress.show(step + 1, mean, tokens / times_s[-1])
+            if log:
+                log.write(json.dumps({"step": step + 1, "loss": mean, "lr": optimizer.param_groups[0]["lr"]}) + "\n")
+                log.flush()
+    return losses, times_s, counted.elements if counted else None
+
+
+def train_step(setup: Setup, model, optimizer, step: int, rank: int) -> torch.Tensor:
+    """One optimizer step; this rank's loss, the mean over its micro-batches, a 0-dim tensor."""
+    options = setup.options
+    total = torch.zeros((), device=setup.device)
+    for micro_batch in range(options.accumulate):
+        batch = setup.data.batch(options.batch, options.seq, options.seed, step, micro_batch, rank)
+        tokens, targets = (part.to(setup.device) for part in batch)
+        is_last = micro_batch == options.accumulate - 1
+        with contextlib.nullcontext() if is_last else model.no_sync():
+            loss = model(tokens, targets) / options.accumulate
+            loss.backward()
+        total += loss.detach()
+    model.clip_grad_norm_(1.0)
+    optimizer.step()
+    optimizer.zero_grad()
+    return total
+
+
+def lr_at(step: int, steps: int, highest: float) -> float:
+    """Learning rate of a step, counted from 0: a linear rise, then a cosine down to FINAL_LR of the highest."""
+    warmup = min(WARMUP_STEPS, steps // 10)
+    if step < warmup:
+        return highest * (step + 1) / warmup
+    progress = (step - warmup) / max(1, steps - warmup)
+    return highest * (FINAL_LR + (1 - FINAL_LR) * (1 + math.cos(math.pi * progress)) / 2)
+
+
+@torch.no_grad()
+def evaluate(setup: Setup, model: nn.Module, rank: int, world: int) -> float:
+    """Mean held-out loss of this rank's share of the held-out batches, in nats/byte."""
+    options = setup.options
+    count = options.eval_batches * world
+    total = 0.0
+    for index in range(rank, count, world):
+        tokens, targets = setup.data.held_out_batch(options.batch, options.seq, index, count)
+        total += model(tokens.to(setup.device), targets.to(setup.device)).item()
+    return total / options.eval_batches
+
+
+def generate_sample(setup: Setup, model: nn.Module) -> tuple[bytes, bytes]:
+    """(prompt, continuation): held-out bytes, and what the model writes after them. Collective."""
+    options = setup.options
+    prompt = setup.data.held_out[: min(PROMPT_BYTES, options.seq)].long()[None].to(setup.device)
+    generator = torch.Generator(setup.device).manual_seed(options.seed)
+    text = model.generate(prompt, options.sample, temperature=0.8, generator=generator)[0]
+    return bytes(text[: prompt.shape[1]].tolist()), bytes(text[prompt.shape[1] :].tolist())
