@@ -20,8 +20,8 @@ from .runtime.param import ParamState
 from .runtime.state import ModelState
 
 
-def shard_model(model: nn.Module, config: Config, state: ModelState) -> dict[nn.Parameter, nn.Parameter]:
-    """Replace every parameter of `model`; return {old parameter: new one}. Tied parameters stay one."""
+def shard_model(model: nn.Module, config: Config, state: ModelState) -> dict[nn.Parameter, ParamState]:
+    """Replace every parameter of `model`; return {old parameter: its state}. Tied parameters stay one."""
     by_old: dict[nn.Parameter, ParamState] = {}
     classes: dict[tuple, type] = {}
     modules = dict(model.named_modules())  # before any class changes
@@ -43,7 +43,7 @@ def shard_model(model: nn.Module, config: Config, state: ModelState) -> dict[nn.
             become_sharded(module, tuple(own), classes, is_root=module is model)
     for old, new in by_old.items():
         make_stale(old, new.name)
-    return {old: new.param for old, new in by_old.items()}
+    return by_old
 
 
 def lifetime_of(param: nn.Parameter, config: Config) -> str:
@@ -91,6 +91,12 @@ class ShardedMethods:
     def extra_repr(self) -> str:
         with self._zero_fx_model.peek():  # `print(model)` on one rank must not start a collective
             return super().extra_repr()
+
+    def get_parameter(self, target: str) -> nn.Parameter:
+        path, _, name = target.rpartition(".")
+        module = self.get_submodule(path)
+        param = module._parameters.get(name)  # the attribute would be the gathered value
+        return super().get_parameter(target) if param is None else param
 
     def _load_from_state_dict(self, state_dict, prefix, *args, **kwargs):
         """Accept full tensors, as a plain model's checkpoint has them, beside DTensors."""

@@ -9,6 +9,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from .runtime.param import ParamState
+
 
 def device_of(model: nn.Module) -> torch.device:
     """The one device of a model's parameters and buffers; CPU for a model without any."""
@@ -44,13 +46,19 @@ def sync_from_rank_0(model: nn.Module, mesh: DeviceMesh) -> None:
         tensor.data.copy_(values)
 
 
-def repoint_optimizer(optimizer: torch.optim.Optimizer, replaced: dict[nn.Parameter, nn.Parameter]) -> None:
-    """Let `optimizer` hold the sharded parameters in place of the old ones; options and order of groups stay."""
+def repoint_optimizer(optimizer: torch.optim.Optimizer, replaced: dict[nn.Parameter, ParamState]) -> None:
+    """Let `optimizer` hold the sharded parameters in place of the old ones; options and order of groups stay, and
+    states of the parameter's shape (momenta, after warm-up steps) are cut as the parameter is."""
     for group in optimizer.param_groups:
-        group["params"] = [replaced.get(param, param) for param in group["params"]]
+        group["params"] = [replaced[p].param if p in replaced else p for p in group["params"]]
     for old, new in replaced.items():
         if old in optimizer.state:
-            raise ValueError(
-                "optimizer= has been stepped before zero_fx.compile, and its states are of the unsharded parameters; "
-                "compile first, then train"
-            )
+            values = optimizer.state.pop(old)
+            optimizer.state[new.param] = {key: cut(value, new) for key, value in values.items()}
+
+
+def cut(value, state: ParamState):
+    """This rank's part of an optimizer's state tensor of the parameter's shape; anything else as it is."""
+    if not isinstance(value, torch.Tensor) or not value.dim() or tuple(value.shape) != state.shape:
+        return value
+    return state.as_dtensor(state.rows_of(value).clone())

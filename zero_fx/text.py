@@ -70,6 +70,7 @@ def type_of(value) -> str:
         return f"{SHORT.get(value.dtype, str(value.dtype)[6:])}[{','.join(map(str, value.shape))}]"
     if isinstance(value, (list, tuple)):
         return "(" + ", ".join(map(type_of, value)) + ")"
-    return {int: "int", torch.SymInt: "int", float: "float", torch.SymFloat: "float", bool: "bool"}.get(
-        type(value), "none" if value is None else type(value).__name__
-    )
+    if value is None:
+        return "none"
+    names = {int: "int", torch.SymInt: "int", float: "float", torch.SymFloat: "float", bool: "bool"}
+    return names.get(type(value), "object")  # an object: the mesh of a DTensor input

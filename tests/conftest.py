@@ -1,0 +1,17 @@
+"""Shared by all tests: a checkout works uninstalled, and the ranks of `ranks.py` end with the session."""
+
+from __future__ import annotations
+
+import pathlib
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+for path in (ROOT, ROOT / "tests"):
+    if str(path) not in sys.path:
+        sys.path.insert(0, str(path))
+
+import ranks  # noqa: E402
+
+
+def pytest_sessionfinish(session, exitstatus):
+    ranks.close()

@@ -1,0 +1,176 @@
+"""Ranks that do not run the same program: a message on every rank in time, never a hang, never mixed up data."""
+
+import contextlib
+import datetime
+import os
+import time
+
+import pytest
+import ranks
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import zero_fx
+
+pytestmark = pytest.mark.timeout(120)
+OPTIONS = {"stage": 3, "lowering": "eager", "keep_whole_below": 0}
+
+
+class Experts(nn.Module):
+    """Two experts of one shape; the caller chooses."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x, which: str):
+        return (self.a if which == "a" else self.b)(x).square().sum()
+
+
+class EagerExperts(Experts):
+    """The same where nothing is captured."""
+
+    forward = torch._dynamo.disable(Experts.forward)
+
+
+def message_of(call) -> str:
+    """The text of the RuntimeError that `call()` raises; "" if it raises none."""
+    try:
+        call()
+    except Exception as error:
+        return str(error)
+    return ""
+
+
+def step(model, which: str) -> None:
+    model(torch.ones(2, 4), which).backward()
+
+
+def different_first_graphs(rank, world):
+    model = zero_fx.compile(Experts(), timeout_s=20, **OPTIONS)
+    return message_of(lambda: step(model, "ab"[rank]))
+
+
+def test_ranks_that_compile_different_collectives():
+    start = time.monotonic()
+    for message in ranks.run(different_first_graphs):
+        assert "ranks compiled different collectives" in message
+        assert "all_gather a.weight float32[2, 4]" in message and "all_gather b.weight float32[2, 4]" in message
+        assert "rank 0" in message and "rank 1" in message
+    assert time.monotonic() - start < 20
+
+
+def different_branches_later(rank, world, make):
+    model = zero_fx.compile(make(), timeout_s=20, **OPTIONS)
+    for which in ("a", "b", "a", "b"):
+        step(model, which)
+    return message_of(lambda: step(model, "ab"[rank]))
+
+
+@pytest.mark.parametrize("make", [Experts, EagerExperts])
+def test_ranks_that_take_different_branches_through_graphs_they_all_have(make):
+    # The two experts have one shape, so the collectives themselves succeed and mix up the experts.
+    for message in ranks.run(different_branches_later, make):
+        assert "ranks ran different collectives in this step" in message
+        assert "do not step the optimizer" in message
+
+
+def one_rank_compiles_alone(rank, world):
+    model = zero_fx.compile(Experts(), timeout_s=3, **OPTIONS)
+    step(model, "a")
+    if rank == 1:
+        return message_of(lambda: step(model, "b"))
+    time.sleep(5)
+    return ""
+
+
+def test_a_rank_that_compiles_what_no_other_does():
+    message = ranks.run(one_rank_compiles_alone)[1]
+    assert "rank 1 compiled a new forward graph and rank 0 did not within 3 s" in message
+
+
+def late_rank(rank, world, make, stage):
+    group = dist.new_group(timeout=datetime.timedelta(seconds=2))
+    mesh = dist.device_mesh.DeviceMesh.from_group(group, "cpu")
+    model = zero_fx.compile(make(), mesh=mesh, **OPTIONS | {"stage": stage})
+    step(model, "a")
+    start = time.monotonic()
+    if rank == 1:
+        time.sleep(4)
+    message = message_of(lambda: step(model, "a"))
+    return message, time.monotonic() - start
+
+
+@pytest.mark.parametrize("make", [Experts, EagerExperts])
+@pytest.mark.parametrize("stage", [0, 1, 3])
+def test_a_late_rank(make, stage):
+    message, seconds = ranks.run(late_rank, make, stage)[0]
+    assert "zero_fx" in message and "a." in message and seconds < 12, message
+
+
+def dying_rank(rank, world, lowering, stage):
+    model = zero_fx.compile(Experts(), **OPTIONS | {"lowering": lowering, "stage": stage})
+    step(model, "a")
+    if rank == 1:
+        os._exit(3)
+    step(model, "a")
+
+
+@pytest.mark.parametrize("lowering, stage", [("eager", 3), ("eager", 0), pytest.param("inductor", 3, marks=pytest.mark.slow)])
+def test_a_rank_that_dies(lowering, stage):
+    with pytest.raises(ranks.RanksFailed) as failure:
+        ranks.run(dying_rank, lowering, stage)
+    text = str(failure.value)
+    assert "rank 1: the process ended with code 3" in text
+    assert "zero_fx: gave up waiting for the collective of 'a." in text or "'a.weight' could not start" in text, text
+
+
+def seeded_differently(rank, world, is_synced):
+    torch.manual_seed(rank)
+    model = nn.Sequential(nn.Linear(5, 3), nn.BatchNorm1d(3))
+    model[1].running_mean.fill_(float(rank))
+    mine = [tensor.clone() for tensor in model.state_dict().values()]
+    zero_fx.compile(model, sync_module_states=is_synced, **OPTIONS)
+    return mine, list(zero_fx.full_state_dict(model).values())
+
+
+def test_weights_and_buffers_come_from_rank_0():
+    (first, got_0), (_, got_1) = ranks.run(seeded_differently, True)
+    for expected, a, b in zip(first, got_0, got_1):
+        assert torch.equal(expected, a) and torch.equal(expected, b)
+
+
+def test_weights_are_each_ranks_own_rows_without_it():
+    (first, got, *_), (second, _) = ranks.run(seeded_differently, False)
+    assert torch.equal(got[0][:2], first[0][:2]) and torch.equal(got[0][2:], second[0][2:])
+
+
+def different_parameters_per_micro_batch(rank, world, stage):
+    """Each rank uses the expert of its own in the micro-batches whose gradients stay local."""
+    torch.manual_seed(0)
+    model, plain = Experts(), Experts()
+    plain.load_state_dict(model.state_dict())
+    zero_fx.compile(model, **OPTIONS | {"stage": stage})
+    choices = [("a", "b")[rank], "a"]
+    for i, which in enumerate(choices):
+        with model.no_sync() if i == 0 else contextlib.nullcontext():
+            try:
+                step(model, which)
+            except RuntimeError as error:
+                return str(error)
+        step(plain, which)
+    for name, param in plain.named_parameters():
+        grad = torch.zeros_like(param) if param.grad is None else param.grad
+        dist.all_reduce(grad, dist.ReduceOp.AVG)
+        torch.testing.assert_close(model.get_parameter(name).grad.full_tensor(), grad)
+    return ""
+
+
+def test_local_gradients_of_different_parameters_are_reduced_with_zeros():
+    assert ranks.run(different_parameters_per_micro_batch, 0) == ["", ""]
+
+
+def test_but_gathers_of_different_parameters_are_refused():
+    for message in ranks.run(different_parameters_per_micro_batch, 1):
+        assert "ranks compiled different collectives" in message
