@@ -16,13 +16,15 @@ from ..config import Debug
 from ..text import text
 from ..verify import signature, verify
 from ..vocabulary import PassConfig, Report
+from .drop_identity_views import drop_identity_views
 from .merge_uses import merge_uses
 from .plan_gathers import plan_gathers
 from .shard_grads import shard_grads
 from .shard_params import shard_params
 
 JOINT = (
-    merge_uses,  # first: everything after counts one gather and one reduction for each parameter
+    drop_identity_views,  # first: reads of one parameter then start from one value
+    merge_uses,  # before the plan, which counts one gather and one reduction for each parameter
     plan_gathers,  # last before the cut: its tags tell the partitioner what may not be saved
 )
 HALVES = (

@@ -16,13 +16,13 @@ def clip_grad_norm(model: ModelState, max_norm: float, norm_type: float, error_i
     sharded, whole = [], []
     for state in model.params.values():
         grad = state.param.grad
-        if grad is None:
-            continue
-        if grad.placements[0].is_partial():
+        if state.has_local_grad():
             raise RuntimeError(
                 "zero_fx: clip_grad_norm_ was called inside no_sync, where gradients are not reduced yet; call it "
                 "after the backward pass outside of no_sync"
             )
+        if grad is None:
+            continue
         (whole if state.lifetime == WHOLE else sharded).append(grad._local_tensor)
     # Every rank has the same whole gradients: one rank's are counted, so that no rounding enters by a division.
     counted = sharded + whole if model.rank == 0 else sharded

@@ -15,12 +15,12 @@ import math
 from torch.profiler import ProfilerActivity, profile
 
 PREFIX = "_c10d_functional::"
-NOT_COLLECTIVE = ("wait_tensor",)
+WAIT = "wait_tensor"
 
 
 @dataclasses.dataclass
 class CollectiveCount:
-    """Filled when `count_collectives` ends. `calls` counts by operator; `elements` sent per rank, by ring algorithms."""
+    """Filled when `count_collectives` ends. `calls` counts by operator; `elements` are sent per rank, in rings."""
 
     calls: dict[str, int] = dataclasses.field(default_factory=dict)
     elements: float = 0.0
@@ -42,7 +42,7 @@ def count_collectives(world: int):
         yield count
     for entry in recorded.key_averages(group_by_input_shape=True):
         kind = entry.key.removeprefix(PREFIX)
-        if kind == entry.key or kind in NOT_COLLECTIVE:
+        if kind == entry.key or kind == WAIT or kind.startswith("_"):  # those of its own use do not communicate
             continue
         count.calls[kind] = count.calls.get(kind, 0) + entry.count
         count.elements += entry.count * elements_sent(kind, math.prod(entry.input_shapes[0]), world)

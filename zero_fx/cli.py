@@ -29,6 +29,8 @@ def main(argv: list[str] | None = None) -> int:
         if os.environ.get("LOCAL_RANK", "0") == "0":  # ranks of one machine would all say the same
             print(f"zero-fx: {error}", file=sys.stderr)
         return 2
+    # The profiler that counts collectives would write lines of its own into the log.
+    os.environ.setdefault("KINETO_LOG_LEVEL", "6")
     train(setup)
     return 0
 
@@ -49,8 +51,9 @@ def add_options(parser: argparse.ArgumentParser, options: type) -> None:
     for field in dataclasses.fields(options):
         flag = "--" + field.name.replace("_", "-")
         default = "" if field.default in (None, ()) else f" (default: {field.default})"
-        kinds = {"nargs": "+"} if field.default == () else {"type": str if field.default is None else type(field.default)}
-        parser.add_argument(flag, default=field.default, help=field.metadata["help"] + default, **kinds)
+        kind = str if field.default is None else type(field.default)
+        values = {"nargs": "+"} if kind is tuple else {"type": kind}
+        parser.add_argument(flag, default=field.default, help=field.metadata["help"] + default, **values)
 
 
 def options_from(options: type, args: argparse.Namespace):

@@ -17,7 +17,7 @@ ROTARY_BASE = 10000.0
 class GPTConfig:
     """layers: blocks. dim: width of the residual stream. heads: of attention. seq: longest context, in bytes."""
 
-    layers: int = 4
+    layers: int = 3
     dim: int = 128
     heads: int = 4
     seq: int = 128
@@ -27,9 +27,10 @@ class GPTConfig:
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)}: expected 1 or more")
         if self.dim % (2 * self.heads):
+            multiple = 2 * self.heads
             raise ValueError(
-                f"dim={self.dim} with heads={self.heads}: expected a dim that 2 * heads = {2 * self.heads} divides, "
-                f"since each head rotates pairs of its channels; try dim={(self.dim // (2 * self.heads) + 1) * 2 * self.heads}"
+                f"dim={self.dim} with heads={self.heads}: expected a multiple of 2 * heads = {multiple}, since each "
+                f"head rotates pairs of its channels; try dim={(self.dim // multiple + 1) * multiple}"
             )
 
 
@@ -106,7 +107,7 @@ class Block(nn.Module):
 
 
 class Attention(nn.Module):
-    """Causal self-attention; queries and keys are rotated by their positions."""
+    """Causal self-attention; queries and keys are rotated by their positions (arXiv 2104.09864)."""
 
     def __init__(self, dim: int, heads: int):
         super().__init__()
@@ -135,13 +136,13 @@ class MLP(nn.Module):
 
 
 def rotary_angles(seq: int, head_dim: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Cosines and sines (seq, head_dim/2) of the angles by which positions turn pairs of channels (arXiv 2104.09864)."""
+    """Cosines and sines (seq, head_dim/2) of the angle by which a position turns each pair of channels."""
     rates = ROTARY_BASE ** -(torch.arange(0, head_dim, 2) / head_dim)
     angles = torch.outer(torch.arange(seq).float(), rates)
     return angles.cos(), angles.sin()
 
 
 def rotate(heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """Turn channel i and channel i + head_dim/2 of (batch, heads, length, head_dim) together by the position's angle."""
+    """Turn channels i and i + head_dim/2 of (batch, heads, length, head_dim) together by the position's angle."""
     first, second = heads.chunk(2, dim=-1)
     return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)

@@ -22,10 +22,11 @@ SHORT = {
 }  # fmt: skip
 
 
-def text(gm: fx.GraphModule, numbers: bool = True) -> str:
-    """The graph as text. Without `numbers`, values have none: what remains is comparable across rewrites."""
-    number = {node: f"%{i}" if numbers else "%" for i, node in enumerate(n for n in gm.graph.nodes if n.op != "output")}
-    return "\n".join(line(node, number) for node in gm.graph.nodes)
+def text(gm: fx.GraphModule) -> str:
+    """The graph as text. Inputs that are no values, such as the meshes of DTensors, are left out."""
+    shown = [node for node in gm.graph.nodes if node.op == "output" or type_of(node.meta.get("val")) != "object"]
+    number = {node: f"%{i}" for i, node in enumerate(shown)}
+    return "\n".join(line(node, number) for node in shown)
 
 
 def line(node: fx.Node, number: dict[fx.Node, str]) -> str:
@@ -58,7 +59,8 @@ def argument(value, number) -> str:
     if isinstance(value, fx.Node):
         return number[value]
     if isinstance(value, (list, tuple)):
-        return "[" + ", ".join(argument(item, number) for item in value) + "]"
+        items = [item for item in value if not isinstance(item, fx.Node) or item in number]
+        return "[" + ", ".join(argument(item, number) for item in items) + "]"
     if isinstance(value, str):
         return f'"{value}"'
     return str(value)
@@ -73,4 +75,4 @@ def type_of(value) -> str:
     if value is None:
         return "none"
     names = {int: "int", torch.SymInt: "int", float: "float", torch.SymFloat: "float", bool: "bool"}
-    return names.get(type(value), "object")  # an object: the mesh of a DTensor input
+    return names.get(type(value), "object")

@@ -43,13 +43,13 @@ class TrainOptions:
     stage: int = option(3, "what is partitioned: 0 nothing, 1 optimizer states, 2 gradients too, 3 parameters too")
     steps: int = option(300, "optimizer steps")
     data: tuple[str, ...] = option((), "text files or folders; by default the sources of Python's standard library")
-    layers: int = option(4, "blocks of the GPT")
+    layers: int = option(3, "blocks of the GPT")
     dim: int = option(128, "width of the GPT")
     heads: int = option(4, "attention heads")
     seq: int = option(128, "bytes of context")
-    batch: int = option(16, "windows of text in a micro-batch of one rank")
+    batch: int = option(8, "windows of text in a micro-batch of one rank")
     accumulate: int = option(1, "micro-batches in an optimizer step")
-    lr: float = option(3e-3, "highest learning rate of AdamW")
+    lr: float = option(4e-3, "highest learning rate of AdamW")
     lowering: str = option("inductor", f"how graphs are run: {' or '.join(LOWERINGS)}")
     keep_whole_below: int = option(Config.keep_whole_below, "a parameter of fewer elements is not partitioned")
     seed: int = option(0, "of the weights, the batches and the sample")
@@ -111,8 +111,10 @@ def choose_device(name: str) -> torch.device:
 
 
 def train(setup: Setup) -> None:
-    """Train, evaluate, report and sample; every rank of the job runs this."""
+    """Train, evaluate, report and sample; every rank of the job runs this. A process group that the caller made is
+    used and left; otherwise one is made, and destroyed at the end."""
     options = setup.options
+    is_group_ours = not dist.is_initialized()
     torch.manual_seed(options.seed)
     model = zero_compile(GPT(setup.gpt).to(setup.device), config=setup.config)
     rank, world = dist.get_rank(), dist.get_world_size()
@@ -121,8 +123,8 @@ def train(setup: Setup) -> None:
     if rank == 0:
         size = sum(math.prod(state.shape) for state in model._zero_fx_model.params.values())
         print(
-            f"stage {options.stage}, {world} rank{'s' * (world > 1)} on {setup.device.type}, {size / 1e6:.2f} M parameters, "
-            f"{len(setup.data.train) / 1e6:.1f} MB of text: {setup.data.source}",
+            f"stage {options.stage}, {world} rank{'s' * (world > 1)} on {setup.device.type}, {size / 1e6:.2f} M "
+            f"parameters, {len(setup.data.train) / 1e6:.1f} MB of text: {setup.data.source}",
             flush=True,
         )
     losses, times_s, elements = run_steps(setup, model, optimizer, rank, world)
@@ -145,7 +147,8 @@ def train(setup: Setup) -> None:
         print_report(results, setup.device, sample)
         write_report(options.report, results)
     dist.barrier()  # nobody leaves while another still talks to it
-    dist.destroy_process_group()
+    if is_group_ours:
+        dist.destroy_process_group()
 
 
 def make_optimizer(model: nn.Module, lr: float) -> torch.optim.Optimizer:
@@ -175,7 +178,9 @@ def run_steps(setup: Setup, model, optimizer, rank: int, world: int) -> tuple[li
     losses, times_s, counted = [], [], None
     with contextlib.ExitStack() as stack:
         progress = stack.enter_context(Progress(options.steps, is_shown=rank == 0))
-        log = stack.enter_context(open(options.loss_log, "w", encoding="utf-8")) if options.loss_log and rank == 0 else None
+        log = None
+        if options.loss_log and rank == 0:
+            log = stack.enter_context(open(options.loss_log, "w", encoding="utf-8"))
         for step in range(options.steps):
             for group in optimizer.param_groups:
                 group["lr"] = lr_at(step, options.steps, options.lr)

@@ -100,7 +100,7 @@ def print_report(results: list[RankResult], device: torch.device, sample: tuple[
     print(f"held-out loss {statistics.fmean(r.held_out_loss for r in results):.3f} nats/byte, mean over ranks")
     prompt, continuation = (part.decode("utf-8", errors="replace") for part in sample)
     if continuation:
-        print(f"--- sample: held-out text\n{prompt}\n--- and what the model writes after it\n{continuation}\n---", flush=True)
+        print(f"--- held-out text\n{prompt}\n--- and what the model writes after it\n{continuation}\n---", flush=True)
 
 
 def number(value: float | None, digits: int = 0) -> str:
