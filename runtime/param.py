@@ -16,6 +16,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from .collectives import all_gather, gather_held, is_held, release, wait, without_storage
 from .layout import chunk_rows, owned_rows, pad_rows
 from .markers import STEP, WHOLE, reduce_grad
+from .tensors import hooks_of
 
 if TYPE_CHECKING:
     from .state import ModelState
@@ -41,7 +42,7 @@ class ParamState:
         self.make_buffers()
 
     def make_buffers(self) -> None:
-        self.is_hooked = False
+        self.own_hook = None
         self.held = self.local = None
         dtype, device = self.param.dtype, self.param.device
         if self.lifetime == STEP:
@@ -62,7 +63,10 @@ class ParamState:
     def make_param(self, full: torch.Tensor) -> torch.nn.Parameter:
         """The DTensor parameter that holds this rank's own copy of its rows of `full` (rows, ...)."""
         tensor = self.as_dtensor(self.rows_of(full.detach()).clone(memory_format=torch.contiguous_format))
-        return torch.nn.Parameter(tensor, requires_grad=full.requires_grad)
+        param = torch.nn.Parameter(tensor, requires_grad=full.requires_grad)
+        for name, value in vars(full).items():  # what people note on parameters, to sort them into groups
+            setattr(param, name, value)
+        return param
 
     def rows_of(self, full: torch.Tensor) -> torch.Tensor:
         """This rank's part of a tensor of the full shape: a view of its rows, or all of it if kept whole."""
@@ -85,15 +89,20 @@ class ParamState:
         if torch.compiler.is_dynamo_compiling():
             # The order of the tests keeps graphs of parameters that never accumulate free of a guard on the switch.
             local = self.local if self.local is not None and param.requires_grad and model.is_accumulating else None
+            # Where the gradient stays local the parameter itself is left out of the graph: as an input without a
+            # gradient it would have its hooks called with None.
+            shard = param.to_local() if local is None else param._local_tensor
             return torch.ops.zero_fx.gather_param(
-                param.to_local(), self.held, local, self.shape, self.lifetime, self.world, self.name, self.group
+                shard, self.held, local, self.shape, self.lifetime, self.world, self.name, self.group
             )
         if model.is_peeking:
             return torch.empty(self.shape, dtype=param.dtype, device="meta")
         model.hook_param(self)
         if self.lifetime != WHOLE or param.requires_grad:
             model.trace.note(self.name)
-        return ReadParam.apply(param.to_local(), self.local if model.is_accumulating else None, self)
+        if model.is_accumulating and self.local is not None and param.requires_grad:
+            return ReadParam.apply(param._local_tensor, self.local, self)
+        return ReadParam.apply(param.to_local(), None, self)
 
     def full_value(self, shard: torch.Tensor) -> torch.Tensor:
         """The full parameter now, outside autograd; a view of `shard`, of `held`, or fresh."""
@@ -142,9 +151,16 @@ class ParamState:
             grad = torch.zeros(self.shape, dtype=self.param.dtype, device=self.local.device)
         self.local.grad = None
         reduced = self.as_dtensor(self.reduce(grad))
+        # Autograd never had this gradient at the parameter, so the hooks of its users are called here.
+        for hook in list(hooks_of(self.param, "gradient").values()):
+            changed = hook(reduced)
+            reduced = reduced if changed is None else changed
         kept = self.param.grad
         is_shown = kept is None or kept.placements[0].is_partial()
         self.param.grad = reduced if is_shown else kept + reduced
+        for hook in list(hooks_of(self.param, "accumulated").values()):
+            if hook is not self.own_hook:
+                hook(self.param)
 
 
 class ReadParam(torch.autograd.Function):

@@ -89,9 +89,8 @@ class ModelState:
     # --- backward
 
     def hook_param(self, state: ParamState) -> None:
-        if state.is_hooked or not state.param.requires_grad:
+        if state.own_hook is not None or not state.param.requires_grad:
             return
-        state.is_hooked = True
         me = weakref.ref(self)  # a strong one would be a cycle through C++ that the collector does not see
 
         def notice(_) -> None:
@@ -99,6 +98,7 @@ class ModelState:
             if model is not None:
                 model.notice_backward()
 
+        state.own_hook = notice
         state.param.register_post_accumulate_grad_hook(notice)
         if state.local is not None:
             state.local.register_post_accumulate_grad_hook(notice)

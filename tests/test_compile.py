@@ -259,3 +259,41 @@ def plain(model):
     copy_ = nn.Linear(4, 3)
     copy_.load_state_dict(zero_fx.full_state_dict(model))
     return copy_
+
+
+def test_attributes_of_parameters_stay():
+    model = nn.Linear(4, 3)
+    model.weight.no_decay = True
+    compiled(model)
+    assert [getattr(p, "no_decay", False) for p in model.parameters()] == [True, False]
+
+
+def test_hooks_from_before_are_refused():
+    model = nn.Linear(4, 3)
+    model.weight.register_hook(lambda grad: grad * 2)
+    with pytest.raises(ValueError, match="parameter 'weight' has hooks.*register them after"):
+        compiled(model)
+
+
+@pytest.mark.parametrize("stage", [0, 1, 3])
+def test_hooks_see_the_gradient_once_also_after_micro_batches(stage):
+    model = compiled(nn.Linear(4, 3, bias=False), stage=stage)
+    seen = []
+    (param,) = model.parameters()
+    param.register_hook(lambda grad: grad * 2)
+    param.register_post_accumulate_grad_hook(lambda p: seen.append(p.grad.full_tensor().clone()))
+    with model.no_sync():
+        model(torch.ones(2, 4)).sum().backward()
+    model(torch.ones(2, 4)).sum().backward()
+    assert torch.equal(seen[-1], torch.full((3, 4), 8.0)) and len(seen) == (1 if stage < 2 else 2)
+
+
+def test_under_the_users_own_torch_compile():
+    torch.manual_seed(0)
+    model = compiled(nn.Linear(4, 3))
+    x = torch.randn(2, 4)
+    expected = plain(model)(x)
+    loss_of = torch.compile(lambda x: model(x * 1.0).mul(2), backend="eager")
+    torch.testing.assert_close(loss_of(x), expected * 2)
+    loss_of(x).sum().backward()
+    assert all(p.grad is not None for p in model.parameters())

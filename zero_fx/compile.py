@@ -12,6 +12,7 @@ from .config import Config, make_config
 from .model import CompiledModel
 from .runtime.agree import Agreement
 from .runtime.state import ModelState
+from .runtime.tensors import hooks_of
 from .setup import default_mesh, device_of, repoint_optimizer, sync_from_rank_0
 from .torch_compat import engine, get_default_store
 
@@ -77,6 +78,11 @@ def check_param(name: str, param: nn.Parameter) -> None:
         raise ValueError(f"parameter {name!r} belongs to a model that zero_fx compiled before")
     if isinstance(param, nn.parameter.UninitializedTensorMixin):
         raise ValueError(f"parameter {name!r} is lazy: run the model once so that it has a shape, then compile")
+    if hooks_of(param, "gradient") or hooks_of(param, "accumulated"):
+        raise ValueError(
+            f"parameter {name!r} has hooks, which would stay on the unsharded parameter; register them after "
+            "zero_fx.compile, where they see the reduced gradient"
+        )
     if not param.dtype.is_floating_point:
         raise ValueError(
             f"parameter {name!r} has dtype {param.dtype}; zero_fx shards real floating-point parameters. Make an "

@@ -28,6 +28,7 @@ class CompiledModel:
         self.backend = Backend(config, PassConfig(config.stage, state.world, state.rank), agreement, state.trace)
         self.forward = torch.compile(own_code(call_module), backend=self.backend, dynamic=config.dynamic)
 
+    @torch.compiler.disable(recursive=False)  # a caller's own torch.compile must not trace into the state of a step
     def __call__(self, model: nn.Module, args, kwargs):
         check_params(model, self.known)
         with self.state.forward():

@@ -42,8 +42,10 @@ def sync_from_rank_0(model: nn.Module, mesh: DeviceMesh) -> None:
     source = dist.get_global_rank(group, 0)
     for tensor in [*model.parameters(), *model.buffers()]:
         values = tensor.detach().contiguous()
-        dist.broadcast(values, source, group=group)
-        tensor.data.copy_(values)
+        if values.numel():
+            # As bytes: gloo has no broadcast of bool, complex or 8-bit floating-point tensors.
+            dist.broadcast(values.reshape(-1).view(torch.uint8), source, group=group)
+            tensor.data.copy_(values)
 
 
 def repoint_optimizer(optimizer: torch.optim.Optimizer, replaced: dict[nn.Parameter, ParamState]) -> None:

@@ -124,7 +124,7 @@ def train(setup: Setup) -> None:
         size = sum(math.prod(state.shape) for state in model._zero_fx_model.params.values())
         print(
             f"stage {options.stage}, {world} rank{'s' * (world > 1)} on {setup.device.type}, {size / 1e6:.2f} M "
-            f"parameters, {len(setup.data.train) / 1e6:.1f} MB of text: {setup.data.source}",
+            f"parameters, {len(setup.data.train) / 1e6:.1f} MB of text: {setup.data.source}; the first step compiles",
             flush=True,
         )
     losses, times_s, elements = run_steps(setup, model, optimizer, rank, world)
