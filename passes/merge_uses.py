@@ -23,6 +23,7 @@ from torch import fx
 from ..vocabulary import Reduce, Report, find, insert, is_op, op, replace
 
 ADD = torch.ops.aten.add.Tensor
+ALIASES = (torch.ops.aten.detach.default, torch.ops.aten.alias.default)
 
 
 def merge_uses(gm: fx.GraphModule, config) -> Report:
@@ -35,11 +36,18 @@ def merge_gathers(graph: fx.Graph) -> int:
     first: dict[tuple, fx.Node] = {}
     merged = 0
     for node in find(graph, "gather_param"):
-        kept = first.setdefault(tuple(node.args), node)
+        kept = first.setdefault((source_of(node.args[0]), *node.args[1:]), node)
         if kept is not node:
             replace(node, kept)
             merged += 1
     return merged
+
+
+def source_of(shard: fx.Node) -> fx.Node:
+    """The value behind aliases: a read under no_grad has a detached shard."""
+    while shard.op == "call_function" and shard.target in ALIASES:
+        shard = shard.args[0]
+    return shard
 
 
 def merge_reduces(graph: fx.Graph) -> int:

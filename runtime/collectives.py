@@ -41,9 +41,11 @@ def all_gather(shard: torch.Tensor, world: int, group: str, name: str) -> torch.
 def gather_held(held: torch.Tensor, shard: torch.Tensor, world: int, group: str, name: str) -> None:
     if is_held(held):
         return
-    # A new storage each time, never a resized one: whoever still reads the old values keeps the old storage.
-    held.data = torch.empty(held.shape, dtype=held.dtype, device=held.device)
-    started("all-gather", name, transport.all_gather_into_tensor_out, shard.contiguous(), world, group, out=held)
+    # A new storage each time, never a resized one: whoever still reads the old values keeps the old storage. And by
+    # way of another tensor: writing to `held` itself would tell autograd that what backward saved has changed.
+    full = torch.empty(held.shape, dtype=held.dtype, device=held.device)
+    started("all-gather", name, transport.all_gather_into_tensor_out, shard.contiguous(), world, group, out=full)
+    held.data = full
 
 
 def reduce_scatter(grad: torch.Tensor, world: int, group: str, name: str) -> torch.Tensor:

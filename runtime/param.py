@@ -116,6 +116,17 @@ class ParamState:
             full = wait(all_gather(padded, self.world, self.group, self.name), padded, self.name)
         return full.narrow(0, 0, self.shape[0])
 
+    def check_unedited(self, full: torch.Tensor | None) -> None:
+        """Raise if `full`, which forward used, is no longer the parameter: an edit of a gathered copy is lost, and a
+        step between forward and backward makes the gradient one of other values than the loss."""
+        if full is None or self.lifetime == WHOLE or torch.equal(self.rows_of(full), self.param._local_tensor):
+            return
+        raise RuntimeError(
+            f"zero_fx: parameter {self.name!r} is not what forward read: it was edited in forward, where only a gathered "
+            "copy is at hand and the edit is lost, or it was stepped before this backward. Edit model.parameters() "
+            "under torch.no_grad() after optimizer.step()"
+        )
+
     def reduce(self, grad: torch.Tensor) -> torch.Tensor:
         """This rank's part of the mean over ranks of `grad` (rows, ...)."""
         rows = owned_rows(self.shape[0], self.world, self.model.rank)[1] if self.shape else 0
@@ -130,10 +141,14 @@ class ParamState:
     def show_local_grad(self) -> None:
         """Let the unreduced gradient be `param.grad`, as a DTensor that is `Partial`: what it is, and so that
         `zero_grad` and `full_tensor` mean what they say. The storage is the one autograd goes on adding to."""
-        if self.local is None or self.local.grad is None:
+        if not self.has_local_grad():
             return
-        if self.param.grad is None:
-            self.param.grad = self.as_dtensor(self.local.grad, Partial("avg"))
+        reduced = self.param.grad
+        if reduced is not None and not reduced.placements[0].is_partial():
+            # From an earlier backward. Added so that the mean over ranks of the sum has it once.
+            share = 1 if self.lifetime == WHOLE else self.world
+            self.rows_of(self.local.grad).add_(reduced._local_tensor, alpha=share)
+        self.param.grad = self.as_dtensor(self.local.grad, Partial("avg"))
 
     def drop_zeroed_grad(self) -> None:
         """After `zero_grad(set_to_none=True)` the local gradient must go as well."""
@@ -169,11 +184,15 @@ class ReadParam(torch.autograd.Function):
     @staticmethod
     def forward(ctx, shard, local, state):
         ctx.state, ctx.is_local = state, local is not None
-        return state.full_value(shard)
+        full = state.full_value(shard)
+        ctx.full = full.detach() if ctx.needs_input_grad[0] or ctx.is_local else None
+        return full
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx, grad):
+        ctx.state.check_unedited(ctx.full)
+        ctx.full = None
         if ctx.is_local:
             return None, grad, None
         return ctx.state.reduce(grad), None, None

@@ -67,7 +67,8 @@ class ModelState:
             for state in self.params.values():
                 state.drop_zeroed_grad()
             self.check_held()
-            if self.is_syncing and not any(state.has_local_grad() for state in self.params.values()):
+            local = [state for state in self.params.values() if state.local is not None and state.param.requires_grad]
+            if self.is_syncing and local and not any(state.has_local_grad() for state in local):
                 self.is_accumulating = False  # the gradients of the no_sync micro-batches were zeroed
         if not self.is_accumulating:
             # A step, a load or an edit may have changed the shards since, and nothing tells: gather anew.
@@ -81,6 +82,7 @@ class ModelState:
             shard = state.param._local_tensor
             mine = state.rows_of(state.held)
             if not torch.equal(shard.flatten()[:32], mine.flatten()[:32]):
+                self.is_accumulating = False
                 raise RuntimeError(
                     f"zero_fx: parameter {state.name!r} changed between micro-batches of one optimizer step. "
                     "Step the optimizer after the backward pass outside of no_sync()"

@@ -18,6 +18,7 @@ from .config import Config
 from .runtime.markers import STEP, USE, WHOLE
 from .runtime.param import ParamState
 from .runtime.state import ModelState
+from .torch_compat import never_a_frame
 
 
 def shard_model(model: nn.Module, config: Config, state: ModelState) -> dict[nn.Parameter, ParamState]:
@@ -78,6 +79,7 @@ def full_param(name: str) -> property:
     def get(self):
         return self._zero_fx[name].read()
 
+    never_a_frame(get)
     return property(get)
 
 

@@ -12,10 +12,11 @@ import hashlib
 import json
 
 import torch
-from functorch.compile import make_boxed_func, min_cut_rematerialization_partition
+from functorch.compile import make_boxed_func
 from torch import fx
 
 from .config import Config
+from .partition import Partitioner
 from .passes.pipeline import HALVES, JOINT, run_passes
 from .runtime.agree import Agreement
 from .torch_compat import CustomGraphPass, aot_autograd, compile_fx
@@ -62,6 +63,7 @@ class Backend:
             example_inputs,
             {
                 "joint_custom_post_pass": GraphHook(self, joint=True),
+                "custom_partitioner_fn": Partitioner(),
                 "post_grad_custom_post_pass": GraphHook(self, joint=False),
             },
         )
@@ -78,7 +80,7 @@ class Backend:
 
         def partition(gm: fx.GraphModule, joint_inputs, **kwargs):
             self.rewrite_joint(gm)
-            return min_cut_rematerialization_partition(gm, joint_inputs, **kwargs)
+            return Partitioner()(gm, joint_inputs, **kwargs)
 
         compiler = aot_autograd(
             fw_compiler=half("forward"),

@@ -46,6 +46,7 @@ def private(module: str, name: str):
 
 check_version(torch.__version__)
 
+CustomPartitionerFn = private("torch._inductor.custom_graph_pass", "CustomPartitionerFn")
 CustomGraphPass = private("torch._inductor.custom_graph_pass", "CustomGraphPass")
 aot_autograd = private("torch._dynamo.backends.common", "aot_autograd")
 DTensorSpec = private("torch.distributed.tensor._dtensor_spec", "DTensorSpec")
@@ -58,6 +59,15 @@ is_fake = private("torch._subclasses.fake_tensor", "is_fake")
 def compile_fx(gm: torch.fx.GraphModule, example_inputs, config: dict):
     """Lower a Dynamo graph through Inductor under extra Inductor options."""
     return private("torch._inductor.compile_fx", "compile_fx")(gm, example_inputs, config_patches=config)
+
+
+def never_a_frame(*functions) -> None:
+    """Keep Dynamo from compiling `functions`, or what they call, as frames of their own; it may still trace into them
+    from a frame that it compiles. Their code is the same for all parameters, which would count as recompilations."""
+    action = private("torch._dynamo.types", "FrameAction").SKIP
+    strategy = private("torch._dynamo.types", "FrameExecStrategy")(action, action)
+    for function in functions:
+        private("torch._C._dynamo.eval_frame", "set_code_exec_strategy")(function.__code__, strategy)
 
 
 class engine:

@@ -23,7 +23,7 @@ from .gpt import GPT, GPTConfig
 from .runtime.count import count_collectives
 from .runtime.memory import state_bytes
 from .textdata import TextData, load_text
-from .train_report import Progress, RankResult, formulas_of, peak_memory, print_report, write_report
+from .train_report import Progress, RankResult, formulas_of, peak_memory, print_report, print_start, write_report
 
 WARMUP_STEPS = 20  # at most; a tenth of a short run
 FINAL_LR = 0.1  # of --lr, at the end of the cosine
@@ -121,12 +121,7 @@ def train(setup: Setup) -> None:
     optimizer = make_optimizer(model, options.lr)
     peak = watch_state_bytes(model, optimizer)
     if rank == 0:
-        size = sum(math.prod(state.shape) for state in model._zero_fx_model.params.values())
-        print(
-            f"stage {options.stage}, {world} rank{'s' * (world > 1)} on {setup.device.type}, {size / 1e6:.2f} M "
-            f"parameters, {len(setup.data.train) / 1e6:.1f} MB of text: {setup.data.source}; the first step compiles",
-            flush=True,
-        )
+        print_start(model, options.stage, world, setup.device, setup.data)
     losses, times_s, elements = run_steps(setup, model, optimizer, rank, world)
     steady_s = statistics.median(times_s[1:]) if len(times_s) > 1 else None
     result = RankResult(

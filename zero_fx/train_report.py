@@ -16,6 +16,7 @@ from tqdm import tqdm
 
 from .formulas import elements_sent, model_state_bytes
 from .runtime.markers import WHOLE
+from .textdata import TextData
 
 LINES = 10  # progress lines of a whole run where there is no terminal for a bar
 
@@ -59,6 +60,15 @@ class Progress:
             self.bar.update()
         elif self.is_shown and (step in (1, self.steps) or step % math.ceil(self.steps / LINES) == 0):
             print(f"step {step}/{self.steps}  loss {loss:.3f}  {tokens_per_s:,.0f} tokens/s", flush=True)
+
+
+def print_start(model: nn.Module, stage: int, world: int, device: torch.device, data: TextData) -> None:
+    size = sum(math.prod(state.shape) for state in model._zero_fx_model.params.values())
+    print(
+        f"stage {stage}, {world} rank{'s' * (world > 1)} on {device.type}, {size / 1e6:.2f} M parameters, "
+        f"{len(data.train) / 1e6:.1f} MB of text: {data.source}; the first step compiles",
+        flush=True,
+    )
 
 
 def formulas_of(model: nn.Module, stage: int, world: int, micro_batches: int) -> dict[str, float]:

@@ -32,8 +32,13 @@ def signature(gm: fx.GraphModule) -> tuple[list[str], list[str]]:
     return inputs, [type_of(item.meta.get("val")) if isinstance(item, fx.Node) else repr(item) for item in flat]
 
 
-def verify(gm: fx.GraphModule, before: tuple[list[str], list[str]] | None = None) -> None:
-    """Raise InvalidGraph, with the lines around the fault, unless `gm` is well formed."""
+def verify(gm: fx.GraphModule, before: tuple[list[str], list[str]] | None = None, checked: dict | None = None) -> None:
+    """Raise InvalidGraph, with the lines around the fault, unless `gm` is well formed.
+
+    before: the signature that it must have. checked: {node: what was recomputed}, kept by the caller over passes on
+    one graph, so that a type is recomputed only where something changed.
+    """
+    checked = {} if checked is None else checked
     try:
         gm.graph.lint()
     except Exception as error:
@@ -44,7 +49,10 @@ def verify(gm: fx.GraphModule, before: tuple[list[str], list[str]] | None = None
         if is_op(node, "wait") and not is_started(node.args[0]):
             fail(gm, node, "waits for what no collective started")
         if is_ours(node) or any(is_ours(arg) for arg in node.all_input_nodes):
-            check_type(gm, node)
+            seen = (node.target, node.args, [type_of(n.meta.get("val")) for n in (node, *node.all_input_nodes)])
+            if checked.get(node) != seen:
+                check_type(gm, node)
+                checked[node] = seen
     if before is not None and (after := signature(gm)) != before:
         raise InvalidGraph(f"zero_fx: the signature changed from {before} to {after}\n{text(gm)}")
 

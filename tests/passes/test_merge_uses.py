@@ -32,6 +32,12 @@ return [%3, %4]""")
 %5: f32[2,3] = reduce_grad(%4, 2, False, 2, "w")
 return %5""")
 
+    def test_a_read_without_gradient_is_the_same_read(self):
+        def both(shard):
+            return gather(shard, [4, 3]).sum(), gather(shard.detach(), [4, 3]).sum()
+
+        self.assertEqual(check(merge_uses, trace(both, (2, 3))).count("gather_param"), 1)
+
     def test_two_parameters_stay_two(self):
         def two(a, b):
             return gather(a, [4, 3], name="a") + gather(b, [4, 3], name="b")

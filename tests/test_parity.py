@@ -1,0 +1,58 @@
+"""Every model of the zoo, at every stage, trains as the unsharded model does. See parity.py for the rule."""
+
+from __future__ import annotations
+
+import parity
+import pytest
+import ranks
+import zoo
+
+STAGES = (0, 1, 2, 3)
+# Models that together have each kind of marker and layout: run with other worlds, and with Inductor.
+CHOSEN = ("mlp_some_whole", "tied_head", "odd_sizes", "graph_break")
+INDUCTOR = ("odd_sizes", "lora_checkpoint", "multihead")  # at stage 3; the rest of them only in the full run
+
+pytestmark = pytest.mark.timeout(240)
+
+
+def items(world: int, lowering: str) -> list:
+    """pytest parameters (case, stage), marked by which run they belong to."""
+    params = []
+    for number, case in enumerate(zoo.CASES.values()):
+        for stage in STAGES:
+            marks = marks_of(case, number, stage, world, lowering)
+            params.append(pytest.param(case.name, stage, id=f"{case.name}-stage{stage}", marks=marks))
+    return params
+
+
+def marks_of(case, number: int, stage: int, world: int, lowering: str) -> tuple:
+    """A capture costs a second on each core. So quick models run at every stage, others at stage 1 or 3 by turns,
+    and all of them at all stages, worlds and lowerings only in the full run."""
+    slow, full = (pytest.mark.slow,), (pytest.mark.full,)
+    if lowering == "inductor":
+        return slow if case.name in INDUCTOR and stage == 3 else full
+    if world != 2:
+        return slow if case.name in CHOSEN and stage in (1, 3) else full
+    if case.quick:
+        return () if stage in (1, 3) else slow
+    return slow if stage == (3, 1)[number % 2] else full
+
+
+@pytest.mark.parametrize("name, stage", items(2, "eager"))
+def test_eager(name, stage):
+    ranks.run(parity.check_parity, name, stage, "eager", world=2)
+
+
+@pytest.mark.parametrize("name, stage", items(1, "eager"))
+def test_eager_1_rank(name, stage):
+    ranks.run(parity.check_parity, name, stage, "eager", world=1)
+
+
+@pytest.mark.parametrize("name, stage", items(3, "eager"))
+def test_eager_3_ranks(name, stage):
+    ranks.run(parity.check_parity, name, stage, "eager", world=3)
+
+
+@pytest.mark.parametrize("name, stage", items(2, "inductor"))
+def test_inductor(name, stage):
+    ranks.run(parity.check_parity, name, stage, "inductor", world=2, timeout_s=220)

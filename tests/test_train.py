@@ -1,0 +1,178 @@
+"""`zero-fx train` as it is used: under torchrun, on two ranks, at every stage; and its refusals."""
+
+import json
+import math
+import os
+import pathlib
+import socket
+import subprocess
+import sys
+
+import pytest
+import ranks
+
+from zero_fx.cli import main
+from zero_fx.formulas import elements_sent, model_state_bytes
+from zero_fx.gpt import GPT, GPTConfig
+from zero_fx.train import TrainOptions, lr_at, prepare, train
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+TEXT = str(ROOT / "passes")
+WORLD = 2
+WHOLE_BELOW = 512  # the norms' gains are kept whole, the matrices are not
+STEPS = 50
+TINY = {
+    "lowering": "eager", "device": "cpu", "data": (TEXT,), "layers": 1, "dim": 32, "heads": 2, "seq": 32, "batch": 2,
+    "keep_whole_below": WHOLE_BELOW, "eval_batches": 1, "sample": 8, "seed": 3,
+}  # fmt: skip
+
+
+def environment() -> dict[str, str]:
+    """Ours, without a torchrun that pytest may itself run under."""
+    launched = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+    return {k: v for k, v in os.environ.items() if k not in launched} | {"OMP_NUM_THREADS": "1"}
+
+
+def torchrun(launch: list[str], **options) -> subprocess.Popen:
+    """Start `torchrun LAUNCH -m zero_fx train OPTIONS`."""
+    flags = []
+    for name, value in (TINY | options).items():
+        flags += ["--" + name.replace("_", "-"), *map(str, value if isinstance(value, tuple) else (value,))]
+    command = [sys.executable, "-m", "torch.distributed.run", *launch, "-m", "zero_fx", "train", *flags]
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, cwd=ROOT, env=environment())
+
+
+def output_of(process: subprocess.Popen, timeout_s: float = 120) -> str:
+    """What it printed; fails the test unless it ended well."""
+    try:
+        out, err = process.communicate(timeout=timeout_s)
+    finally:
+        stop(process)
+    assert process.returncode == 0, out + err
+    return out
+
+
+def stop(process: subprocess.Popen) -> None:
+    """End an agent that is still there; asked first, since it then ends its ranks as well."""
+    if process.poll() is None:
+        process.terminate()
+        try:
+            process.communicate(timeout=20)
+        except subprocess.TimeoutExpired:
+            process.kill()
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def losses_in(path: pathlib.Path) -> list[float]:
+    return [json.loads(line)["loss"] for line in path.read_text().splitlines()]
+
+
+def check_measured(path: pathlib.Path, stage: int, micro_batches: int) -> None:
+    """Elements and bytes that every rank measured, against the formulas for the model of TINY."""
+    gpt = GPT(GPTConfig(TINY["layers"], TINY["dim"], TINY["heads"], TINY["seq"]))
+    sizes = [param.numel() for param in gpt.parameters()]
+    sharded = sum(size for size in sizes if stage > 0 and size >= WHOLE_BELOW)
+    facts = (stage, sharded, sum(sizes) - sharded, WORLD, micro_batches)
+    results = json.loads(path.read_text())
+    assert [result["rank"] for result in results] == [0, 1]
+    for result in results:
+        assert result["elements_sent"] == pytest.approx(elements_sent(*facts), rel=0.02)
+        assert result["state_bytes"] == pytest.approx(model_state_bytes(*facts), rel=0.05)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_stages_train_alike_and_as_the_formulas_say(tmp_path):
+    curves = []
+    for stage in range(4):
+        log, report = tmp_path / f"{stage}.jsonl", tmp_path / f"{stage}.json"
+        launch = ["--standalone", "--nproc-per-node", str(WORLD)]
+        out = output_of(torchrun(launch, stage=stage, steps=STEPS, loss_log=log, report=report))
+        assert f"stage {stage}, 2 ranks on cpu" in out and "held-out loss" in out and "--- held-out text" in out
+        check_measured(report, stage, micro_batches=1)
+        curves.append(losses_in(log))
+    for curve in curves:
+        assert len(curve) == STEPS and curve == pytest.approx(curves[0], abs=1e-3)
+    assert curves[0][0] == pytest.approx(math.log(256), abs=0.2)
+    assert curves[0][-1] < curves[0][0] - 1
+
+
+def train_in_group(rank, world, report, log, options):
+    train(prepare(TrainOptions(**TINY | options, report=report, loss_log=log)))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_micro_batches(tmp_path):
+    """The same with two micro-batches, in processes that have a group already."""
+    curves = []
+    for stage in range(4):
+        log, report = tmp_path / f"{stage}.jsonl", tmp_path / f"{stage}.json"
+        ranks.run(train_in_group, str(report), str(log), {"stage": stage, "steps": 6, "accumulate": 2})
+        check_measured(report, stage, micro_batches=2)
+        curves.append(losses_in(log))
+    assert all(curve == pytest.approx(curves[0], abs=1e-3) for curve in curves)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(200)
+def test_two_agents_train_as_one_job(tmp_path):
+    report, endpoint = tmp_path / "report.json", f"127.0.0.1:{free_port()}"
+    launch = ["--nnodes", "2", "--nproc-per-node", "1", "--rdzv-backend", "c10d", "--rdzv-endpoint", endpoint]
+    agents = [torchrun(launch, stage=3, steps=4, report=report) for _ in range(2)]
+    try:
+        out = "".join(output_of(agent) for agent in agents)
+    finally:
+        for agent in agents:
+            stop(agent)
+    assert out.count("stage 3, 2 ranks on cpu") == 1  # one of the agents has rank 0
+    check_measured(report, stage=3, micro_batches=1)
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ("--stage 7", "stage=7: expected 0, 1, 2 or 3"),
+        ("--stage two", "argument --stage: invalid int value: 'two' (see zero-fx train --help)"),
+        ("--steps 0", "--steps 0: expected 1 or more"),
+        ("--accumulate -1", "--accumulate -1: expected 1 or more"),
+        ("--lr nan", "--lr nan: expected a finite number above 0, such as 3e-3"),
+        ("--lr 0", "--lr 0: expected a finite number above 0, such as 3e-3"),
+        ("--lowering triton", "lowering='triton': expected one of 'inductor', 'eager'"),
+        ("--keep-whole-below -1", "keep_whole_below=-1: expected 0 or more elements"),
+        ("--dim 100 --heads 8", "dim=100 with heads=8: expected a multiple of 2 * heads = 16, since each head"),
+        ("--device tpu", "--device tpu: expected auto, cpu or cuda"),
+        ("--data nowhere", "--data nowhere: there is no such file or folder"),
+        ("--loss-log no/such/folder/losses", "--loss-log: there is no folder"),
+        ("--stpes 3", "unrecognized arguments: --stpes 3"),
+    ],
+)
+def test_a_bad_option_is_one_line_and_code_2(flags, message, capsys):
+    assert main(["train", *flags.split()]) == 2
+    shown = capsys.readouterr()
+    assert shown.out == "" and shown.err.startswith("zero-fx: " + message) and shown.err.count("\n") == 1
+
+
+def test_no_command_is_refused(capsys):
+    assert main([]) == 2
+    assert "command" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_bad_option_ends_the_process_with_code_2():
+    command = [sys.executable, "-m", "zero_fx", "train", "--stage", "7"]
+    run = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment(), timeout=60)
+    assert (run.returncode, run.stderr, run.stdout) == (2, "zero-fx: stage=7: expected 0, 1, 2 or 3\n", "")
+
+
+def test_learning_rate_rises_then_falls():
+    rates = [lr_at(step, 100, 1.0) for step in range(100)]
+    assert rates[0] == pytest.approx(0.1) and max(rates) == rates[9] == rates[10] == 1.0
+    assert rates[10:] == sorted(rates[10:], reverse=True) and 0.1 < rates[-1] < 0.11
+    assert lr_at(0, 1, 1.0) == 1.0
