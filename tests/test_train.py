@@ -86,21 +86,54 @@ def check_measured(path: pathlib.Path, stage: int, micro_batches: int) -> None:
         assert result["state_bytes"] == pytest.approx(model_state_bytes(*facts), rel=0.05)
 
 
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory) -> list[tuple[str, list[float], pathlib.Path]]:
+    """(output, losses, report) of a run at each stage. That at stage 3 is of two agents with one rank each, as on two
+    machines that find each other; the others are of one agent with two ranks."""
+    done = []
+    for stage in range(4):
+        folder = tmp_path_factory.mktemp(f"stage{stage}")
+        log, report = folder / "losses.jsonl", folder / "report.json"
+        launch = ["--standalone", "--nproc-per-node", str(WORLD)]
+        if stage == 3:
+            endpoint = f"127.0.0.1:{free_port()}"
+            launch = ["--nnodes", "2", "--nproc-per-node", "1", "--rdzv-backend", "c10d", "--rdzv-endpoint", endpoint]
+        options = {"stage": stage, "steps": STEPS, "loss_log": log, "report": report}
+        agents = [torchrun(launch, **options) for _ in range(2 if stage == 3 else 1)]
+        try:
+            out = "".join(output_of(agent) for agent in agents)
+        finally:
+            for agent in agents:
+                stop(agent)
+        done.append((out, losses_in(log), report))
+    return done
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-def test_stages_train_alike_and_as_the_formulas_say(tmp_path):
-    curves = []
-    for stage in range(4):
-        log, report = tmp_path / f"{stage}.jsonl", tmp_path / f"{stage}.json"
-        launch = ["--standalone", "--nproc-per-node", str(WORLD)]
-        out = output_of(torchrun(launch, stage=stage, steps=STEPS, loss_log=log, report=report))
-        assert f"stage {stage}, 2 ranks on cpu" in out and "held-out loss" in out and "--- held-out text" in out
-        check_measured(report, stage, micro_batches=1)
-        curves.append(losses_in(log))
+def test_stages_train_alike(runs):
+    curves = [losses for _, losses, _ in runs]
     for curve in curves:
         assert len(curve) == STEPS and curve == pytest.approx(curves[0], abs=1e-3)
     assert curves[0][0] == pytest.approx(math.log(256), abs=0.2)
     assert curves[0][-1] < curves[0][0] - 1
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_measured_as_the_formulas_say(runs, stage):
+    check_measured(runs[stage][2], stage, micro_batches=1)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_one_rank_speaks_for_all(runs, stage):
+    """At stage 3 that is one of two agents: they were one job of two ranks, not two of one."""
+    out = runs[stage][0]
+    for text in (f"stage {stage}, 2 ranks on cpu", "held-out loss", "--- held-out text"):
+        assert out.count(text) == 1
 
 
 def train_in_group(rank, world, report, log, options):
@@ -118,21 +151,6 @@ def test_micro_batches(tmp_path):
         check_measured(report, stage, micro_batches=2)
         curves.append(losses_in(log))
     assert all(curve == pytest.approx(curves[0], abs=1e-3) for curve in curves)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(200)
-def test_two_agents_train_as_one_job(tmp_path):
-    report, endpoint = tmp_path / "report.json", f"127.0.0.1:{free_port()}"
-    launch = ["--nnodes", "2", "--nproc-per-node", "1", "--rdzv-backend", "c10d", "--rdzv-endpoint", endpoint]
-    agents = [torchrun(launch, stage=3, steps=4, report=report) for _ in range(2)]
-    try:
-        out = "".join(output_of(agent) for agent in agents)
-    finally:
-        for agent in agents:
-            stop(agent)
-    assert out.count("stage 3, 2 ranks on cpu") == 1  # one of the agents has rank 0
-    check_measured(report, stage=3, micro_batches=1)
 
 
 @pytest.mark.parametrize(
