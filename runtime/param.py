@@ -43,6 +43,7 @@ class ParamState:
 
     def make_buffers(self) -> None:
         self.own_hook = None
+        self.last_read = None  # the full value that eager code got last in this forward
         self.held = self.local = None
         dtype, device = self.param.dtype, self.param.device
         if self.lifetime == STEP:
@@ -116,15 +117,14 @@ class ParamState:
             full = wait(all_gather(padded, self.world, self.group, self.name), padded, self.name)
         return full.narrow(0, 0, self.shape[0])
 
-    def check_unedited(self, full: torch.Tensor | None) -> None:
-        """Raise if `full`, which forward used, is no longer the parameter: an edit of a gathered copy is lost, and a
-        step between forward and backward makes the gradient one of other values than the loss."""
+    def check_unedited(self) -> None:
+        """Raise if the copy that eager code read last was edited: the edit of a gathered copy would be lost."""
+        full, self.last_read = self.last_read, None
         if full is None or self.lifetime == WHOLE or torch.equal(self.rows_of(full), self.param._local_tensor):
             return
         raise RuntimeError(
-            f"zero_fx: parameter {self.name!r} is not what forward read: it was edited in forward, where only a gathered "
-            "copy is at hand and the edit is lost, or it was stepped before this backward. Edit model.parameters() "
-            "under torch.no_grad() after optimizer.step()"
+            f"zero_fx: forward edits parameter {self.name!r} in place. Under ZeRO it would edit a gathered copy and be "
+            "lost; edit model.parameters() after optimizer.step() under torch.no_grad()"
         )
 
     def reduce(self, grad: torch.Tensor) -> torch.Tensor:
@@ -185,14 +185,14 @@ class ReadParam(torch.autograd.Function):
     def forward(ctx, shard, local, state):
         ctx.state, ctx.is_local = state, local is not None
         full = state.full_value(shard)
-        ctx.full = full.detach() if ctx.needs_input_grad[0] or ctx.is_local else None
+        if state.model.in_forward and (ctx.needs_input_grad[0] or ctx.is_local):
+            state.check_unedited()
+            state.last_read = full.detach()
         return full
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx, grad):
-        ctx.state.check_unedited(ctx.full)
-        ctx.full = None
         if ctx.is_local:
             return None, grad, None
         return ctx.state.reduce(grad), None, None

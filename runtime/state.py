@@ -55,8 +55,12 @@ class ModelState:
         self.in_forward = True
         try:
             yield
+            for state in self.params.values():
+                state.check_unedited()
         finally:
             self.in_forward = False
+            for state in self.params.values():
+                state.last_read = None
             if not torch.is_grad_enabled() and not self.is_accumulating:
                 self.release()
 

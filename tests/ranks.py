@@ -166,6 +166,7 @@ def serve(rank: int, world: int, port: int, pipe, dump_path: str) -> None:
     with open(dump_path, "w", encoding="utf-8") as stacks:
         faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)
         torch.set_num_threads(1)
+        gc.set_threshold(50_000, 20, 20)  # captures make many objects that live: a fifth of their time was collection
         warnings.simplefilter("ignore")
         store = dist.TCPStore("127.0.0.1", port, is_master=False)
         timeout = datetime.timedelta(seconds=GROUP_TIMEOUT_S)
