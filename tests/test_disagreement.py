@@ -68,7 +68,7 @@ def different_branches_later(rank, world, make):
     return message_of(lambda: step(model, "ab"[rank]))
 
 
-@pytest.mark.parametrize("make", [Experts, EagerExperts])
+@pytest.mark.parametrize("make", [Experts, pytest.param(EagerExperts, marks=pytest.mark.slow)])
 def test_ranks_that_take_different_branches_through_graphs_they_all_have(make):
     # The two experts have one shape, so the collectives themselves succeed and mix up the experts.
     for message in ranks.run(different_branches_later, make):
@@ -85,6 +85,7 @@ def one_rank_compiles_alone(rank, world):
     return ""
 
 
+@pytest.mark.slow
 def test_a_rank_that_compiles_what_no_other_does():
     message = ranks.run(one_rank_compiles_alone)[1]
     assert "rank 1 compiled a new forward graph and rank 0 did not within 3 s" in message
@@ -102,8 +103,8 @@ def late_rank(rank, world, make, stage):
     return message, time.monotonic() - start
 
 
-@pytest.mark.parametrize("make", [Experts, EagerExperts])
-@pytest.mark.parametrize("stage", [0, 1, 3])
+@pytest.mark.slow
+@pytest.mark.parametrize("make, stage", [(Experts, 0), (Experts, 1), (Experts, 3), (EagerExperts, 0), (EagerExperts, 3)])
 def test_a_late_rank(make, stage):
     message, seconds = ranks.run(late_rank, make, stage)[0]
     assert "zero_fx" in message and "a." in message and seconds < 12, message
@@ -117,7 +118,8 @@ def dying_rank(rank, world, lowering, stage):
     step(model, "a")
 
 
-@pytest.mark.parametrize("lowering, stage", [("eager", 3), ("eager", 0), pytest.param("inductor", 3, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("lowering, stage", [("eager", 3), ("eager", 0), ("inductor", 3)])
 def test_a_rank_that_dies(lowering, stage):
     with pytest.raises(ranks.RanksFailed) as failure:
         ranks.run(dying_rank, lowering, stage)
@@ -141,6 +143,7 @@ def test_weights_and_buffers_come_from_rank_0():
         assert torch.equal(expected, a) and torch.equal(expected, b)
 
 
+@pytest.mark.slow
 def test_weights_are_each_ranks_own_rows_without_it():
     (first, got, *_), (second, _) = ranks.run(seeded_differently, False)
     assert torch.equal(got[0][:2], first[0][:2]) and torch.equal(got[0][2:], second[0][2:])
@@ -167,10 +170,12 @@ def different_parameters_per_micro_batch(rank, world, stage):
     return ""
 
 
+@pytest.mark.slow
 def test_local_gradients_of_different_parameters_are_reduced_with_zeros():
     assert ranks.run(different_parameters_per_micro_batch, 0) == ["", ""]
 
 
+@pytest.mark.slow
 def test_but_gathers_of_different_parameters_are_refused():
     for message in ranks.run(different_parameters_per_micro_batch, 1):
         assert "ranks compiled different collectives" in message

@@ -56,7 +56,7 @@ def compare(plain, model, x, max_norm, norm_type):
             torch.testing.assert_close(ours.grad.full_tensor(), param.grad)
 
 
-@pytest.mark.parametrize("stage", [0, 1, 3])
+@pytest.mark.parametrize("stage", [pytest.param(0, marks=pytest.mark.slow), pytest.param(1, marks=pytest.mark.slow), 3])
 def test_equals_the_unsharded_norm(stage):
     ranks.run(clip, stage)
 
@@ -72,6 +72,7 @@ def not_finite(rank, world):
         return str(error)
 
 
+@pytest.mark.slow
 def test_a_norm_that_is_not_finite():
     for message in ranks.run(not_finite):
         assert "total norm of order 2.0 of the gradients is nan" in message
@@ -100,6 +101,7 @@ def many(rank, world, count):
     return {name: statistics.median(values) for name, values in times.items()}
 
 
+@pytest.mark.slow
 def test_a_thousand_parameters_are_fast():
     for seconds in ranks.run(many, 1000):
         assert seconds["ours"] < 2 * seconds["torch"] + 0.01, seconds
