@@ -18,8 +18,8 @@ def clip_grad_norm(model: ModelState, max_norm: float, norm_type: float, error_i
         grad = state.param.grad
         if state.has_local_grad():
             raise RuntimeError(
-                "zero_fx: clip_grad_norm_ was called inside no_sync, where gradients are not reduced yet; call it "
-                "after the backward pass outside of no_sync"
+                "zero_fx: clip_grad_norm_ was called while gradients of micro-batches under no_sync are not reduced "
+                "yet; call it after a backward pass outside of no_sync"
             )
         if grad is None:
             continue

@@ -14,6 +14,7 @@ import torch
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
 from .collectives import all_gather, gather_held, is_held, release, wait, without_storage
+from .full import FullParam, full_param
 from .layout import chunk_rows, owned_rows, pad_rows
 from .markers import STEP, WHOLE, reduce_grad
 from .tensors import hooks_of
@@ -102,8 +103,19 @@ class ParamState:
         if self.lifetime != WHOLE or param.requires_grad:
             model.trace.note(self.name)
         if model.is_accumulating and self.local is not None and param.requires_grad:
-            return ReadParam.apply(param._local_tensor, self.local, self)
-        return ReadParam.apply(param.to_local(), None, self)
+            full = ReadParam.apply(param._local_tensor, self.local, self)
+        else:
+            full = ReadParam.apply(param.to_local(), None, self)
+        return full if model.in_forward else full_param(full, self)
+
+    def as_sharded(self, value):
+        """What stands for `value` in an operation on the sharded parameter: the parameter for its full values, this
+        rank's part for a plain tensor of the full shape, anything else as it is."""
+        if isinstance(value, FullParam):
+            return value.zero_fx_state.param
+        if type(value) is torch.Tensor and tuple(value.shape) == self.shape and value.dim():
+            return self.as_dtensor(self.rows_of(value))
+        return value
 
     def full_value(self, shard: torch.Tensor) -> torch.Tensor:
         """The full parameter now, outside autograd; a view of `shard`, of `held`, or fresh."""
@@ -182,16 +194,19 @@ class ReadParam(torch.autograd.Function):
     """Full value forward, reduction (or local accumulation) backward: the marker, outside a captured graph."""
 
     @staticmethod
-    def forward(ctx, shard, local, state):
-        ctx.state, ctx.is_local = state, local is not None
+    def forward(shard, local, state):
         full = state.full_value(shard)
-        if state.model.in_forward and (ctx.needs_input_grad[0] or ctx.is_local):
+        if state.model.in_forward and torch.is_grad_enabled():
             state.check_unedited()
             state.last_read = full.detach()
         return full
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    def setup_context(ctx, inputs, output):
+        _, local, ctx.state = inputs
+        ctx.is_local = local is not None
+
+    @staticmethod
     def backward(ctx, grad):
         if ctx.is_local:
             return None, grad, None

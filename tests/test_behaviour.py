@@ -57,8 +57,7 @@ def test_volume_equals_the_formula(stage, micros):
     ranks.run(graphs.check_volume, stage, micros)
 
 
-@slow
-@pytest.mark.parametrize("stage", (0, 1, 2, 3))
+@pytest.mark.parametrize("stage", over((0, 1, 2, 3), rest=full)[:3] + [pytest.param(3, marks=slow)])
 def test_volume_of_3_ranks(stage):
     ranks.run(graphs.check_volume, stage, 2, world=3)
 
@@ -175,8 +174,7 @@ def test_refusals():
     ranks.run(mistakes.check_refusals)
 
 
-@slow
 @pytest.mark.parametrize("name", ("hf_llama", "hf_gpt2"))
-@pytest.mark.parametrize("stage", (1, 3))
+@pytest.mark.parametrize("stage", (pytest.param(1, marks=full), pytest.param(3, marks=slow)))
 def test_generate(name, stage):
     ranks.run(several.check_generate, name, stage)

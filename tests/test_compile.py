@@ -205,7 +205,7 @@ def test_clipping_inside_no_sync():
     model = compiled(nn.Linear(4, 3), stage=1)
     with model.no_sync():
         model(torch.ones(2, 4)).sum().backward()
-        with pytest.raises(RuntimeError, match="clip_grad_norm_ was called inside no_sync"):
+        with pytest.raises(RuntimeError, match="called while gradients of micro-batches under no_sync are not reduced"):
             model.clip_grad_norm_(1.0)
 
 
@@ -252,6 +252,94 @@ def test_the_mesh_must_fit():
 
 def test_a_model_without_parameters():
     assert compiled(nn.ReLU())(torch.tensor([-1.0, 2.0])).tolist() == [0.0, 2.0]
+
+
+@pytest.mark.parametrize("stage", [0, 1, 3])
+def test_parameters_are_changed_through_attributes_from_outside(stage):
+    model = compiled(nn.Linear(4, 3), stage=stage)
+    (weight, bias) = model.parameters()
+    nn.init.constant_(model.weight, 2.0)
+    with torch.no_grad():
+        model.weight.mul_(0.5)
+        model.weight[0] = 3.0
+        model.bias.copy_(torch.arange(3.0))
+        model.bias *= torch.full((3,), 2.0)
+    expected = torch.ones(3, 4)
+    expected[0] = 3.0
+    assert torch.equal(weight.full_tensor(), expected) and bias.full_tensor().tolist() == [0.0, 2.0, 4.0]
+    model.weight.data.fill_(5.0)
+    model.bias.data = torch.ones(3)
+    assert model.weight.eq(5).all() and torch.equal(model.bias.detach() @ torch.ones(3), torch.tensor(3.0))
+    seen = []
+    model.weight.register_hook(lambda grad: seen.append(grad))
+    model.bias.requires_grad = False
+    model(torch.ones(2, 4)).sum().backward()
+    assert len(seen) == 1 and model.weight.grad is weight.grad and bias.grad is None and not bias.requires_grad
+    model.weight.grad = None
+    assert weight.grad is None
+
+
+def test_attributes_outside_are_the_full_values_to_compute_with():
+    model = compiled(nn.Linear(4, 3))
+    expected = zero_fx.full_state_dict(model)["weight"]
+    x = torch.randn(2, 4, requires_grad=True)
+    torch.testing.assert_close(x @ model.weight.t(), x @ expected.t())
+    (x @ model.weight.t()).sum().backward()
+    torch.testing.assert_close(model.weight.grad.full_tensor(), x.detach().sum(0).expand(3, 4))
+    torch.testing.assert_close(nn.functional.linear(x, model.weight, model.bias), model(x))
+    assert model.weight.shape == (3, 4) and type(model.weight * 1) is torch.Tensor
+
+
+def test_hooks_of_modules_registered_after_the_first_call():
+    model = compiled(nn.Sequential(nn.Linear(4, 3)))
+    x = torch.ones(2, 4)
+    before = model(x)
+    handle = model[0].register_forward_hook(lambda module, inputs, output: output * 2)
+    torch.testing.assert_close(model(x), before * 2)
+    model.register_forward_pre_hook(lambda module, inputs: (inputs[0] * 0,))
+    torch.testing.assert_close(model(x), model(x * 0))
+    handle.remove()
+    assert not torch.equal(model(x), before)
+
+
+def test_a_call_method_of_the_models_own():
+    class Tripled(nn.Linear):
+        def __call__(self, x):
+            return super().__call__(x) * 3
+
+    torch.manual_seed(0)
+    model = Tripled(4, 3)
+    expected = model(torch.ones(2, 4))
+    torch.testing.assert_close(compiled(model)(torch.ones(2, 4)), expected)
+
+
+def test_functional_call_in_forward():
+    class Scaled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = nn.Linear(4, 3)
+
+        def forward(self, x):
+            new = {"weight": self.inner.weight * 2, "bias": self.inner.bias}
+            return torch.func.functional_call(self.inner, new, (x,))
+
+    model = Scaled()
+    plain_model = copy.deepcopy(model)
+    compiled(model)
+    x = torch.randn(2, 4)
+    torch.testing.assert_close(model(x), plain_model(x))
+    model(x).sum().backward()
+    plain_model(x).sum().backward()
+    for ours, theirs in zip(model.parameters(), plain_model.parameters()):
+        torch.testing.assert_close(ours.grad.full_tensor(), theirs.grad)
+
+
+def test_load_state_dict_with_assign_copies():
+    model = compiled(nn.Linear(4, 3))
+    params = list(model.parameters())
+    model.load_state_dict({"weight": torch.ones(3, 4), "bias": torch.zeros(3)}, assign=True)
+    assert all(a is b for a, b in zip(model.parameters(), params)) and params[0].full_tensor().eq(1).all()
+    model(torch.ones(2, 4))
 
 
 def plain(model):

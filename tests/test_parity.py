@@ -25,17 +25,22 @@ def items(world: int, lowering: str) -> list:
     return params
 
 
+# Long to capture, and near relatives of others.
+LONG = ("data_dependent", "hf_llama_checkpoint", "encoder", "encoder_layer_dropout", "encoder_layer_norm_first")
+LONG += ("dropout_flips", "lstm_cell")
+
+
 def marks_of(case, number: int, stage: int, world: int, lowering: str) -> tuple:
-    """A capture costs a second on each core. So quick models run at every stage, others at stage 1 or 3 by turns,
-    and all of them at all stages, worlds and lowerings only in the full run."""
+    """A capture costs most of a second on each core, and stage 1 has two. So quick models run at three stages, others
+    at one of stages 1 and 3, and all of them at all stages, worlds and lowerings only in the full run."""
     slow, full = (pytest.mark.slow,), (pytest.mark.full,)
     if lowering == "inductor":
         return slow if case.name in INDUCTOR and stage == 3 else full
     if world != 2:
         return slow if case.name in CHOSEN and stage in (1, 3) else full
     if case.quick:
-        return () if stage in (1, 3) else slow
-    return slow if stage == (3, 1)[number % 2] else full
+        return {1: slow, 3: ()}.get(stage, slow if stage == 2 * (number % 2) else full)
+    return slow if case.name not in LONG and stage == (1, 3, 3)[number % 3] else full
 
 
 @pytest.mark.parametrize("name, stage", items(2, "eager"))

@@ -67,6 +67,7 @@ def become_sharded(module: nn.Module, names: tuple[str, ...], classes: dict[tupl
         if isinstance(module, nn.RNNBase):
             # RNNs keep their weights in a list as well, which would go on holding the unsharded ones.
             namespace["_flat_weights"] = property(flat_weights, lambda self, value: None)
+        namespace["_zero_fx_call"] = staticmethod(base.__call__)
         bases = (RootMethods, ShardedMethods, base) if is_root else (ShardedMethods, base)
         classes[key] = type(base.__name__, bases, namespace)
     module.__dict__.pop("_flat_weights", None) if isinstance(module, nn.RNNBase) else None
@@ -77,7 +78,10 @@ def full_param(name: str) -> property:
     """The property under which a module's own code finds its full parameter."""
 
     def get(self):
-        return self._zero_fx[name].read()
+        value = self._parameters.get(name)
+        if isinstance(value, DTensor):
+            return self._zero_fx[name].read()
+        return value  # put there for a while, by torch.func.functional_call
 
     never_a_frame(get)
     return property(get)
@@ -100,14 +104,16 @@ class ShardedMethods:
         param = module._parameters.get(name)  # the attribute would be the gathered value
         return super().get_parameter(target) if param is None else param
 
-    def _load_from_state_dict(self, state_dict, prefix, *args, **kwargs):
-        """Accept full tensors, as a plain model's checkpoint has them, beside DTensors."""
+    def _load_from_state_dict(self, state_dict, prefix, local_metadata, *args, **kwargs):
+        """Accept full tensors, as a plain model's checkpoint has them, beside DTensors. Values are copied, with
+        `assign=True` too: the sharded parameters have to stay the objects that they are."""
+        local_metadata = {**local_metadata, "assign_to_params_buffers": False}
         for name, state in self._zero_fx.items():
             value = state_dict.get(prefix + name)
             if isinstance(value, torch.Tensor) and not isinstance(value, DTensor) and value.shape == state.shape:
                 rows = state.rows_of(value.to(state.param.device))
                 state_dict[prefix + name] = state.as_dtensor(rows)
-        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
+        super()._load_from_state_dict(state_dict, prefix, local_metadata, *args, **kwargs)
 
     def _apply(self, fn, recurse=True):
         """Moving or casting a compiled model would leave its gathered values and graphs behind: refuse it, unless

@@ -55,7 +55,8 @@ def make_config(config: Config | None, options: dict) -> Config:
         if name not in names:
             near = difflib.get_close_matches(name, names, 1)
             hint = f"; did you mean {near[0]!r}?" if near else ""
-            raise TypeError(f"zero_fx.compile has no option {name!r}{hint} The options are {', '.join(names)}")
+            known = ", ".join([*names, "optimizer", "mesh", "config"])
+            raise TypeError(f"zero_fx.compile has no option {name!r}{hint or '.'} The options are {known}")
     if config is not None and not isinstance(config, Config):
         raise TypeError(f"config={config!r}: expected a zero_fx.Config")
     if config is not None and options:

@@ -30,9 +30,9 @@ class CompiledModel:
 
     @torch.compiler.disable(recursive=False)  # a caller's own torch.compile must not trace into the state of a step
     def __call__(self, model: nn.Module, args, kwargs):
-        check_params(model, self.known)
+        hooks = check_params(model, self.known)
         with self.state.forward():
-            return self.forward(model, *args, **kwargs)
+            return self.forward(model, hooks, *args, **kwargs)
 
     def __deepcopy__(self, memo) -> CompiledModel:
         from .compile import agreement_for
@@ -41,8 +41,13 @@ class CompiledModel:
         return CompiledModel(self.config, state, agreement_for(state, self.config))
 
 
-def call_module(module, *args, **kwargs):
-    return nn.Module._call_impl(module, *args, **kwargs)
+def call_module(module, hooks, /, *args, **kwargs):
+    """The plain model's call. `hooks` is compared with nothing in particular, so that Dynamo guards on its value; it
+    does not guard on the hooks of modules."""
+    assert hooks != "guard"
+    if module._zero_fx_call is nn.Module.__call__:
+        return nn.Module._call_impl(module, *args, **kwargs)
+    return module._zero_fx_call(module, *args, **kwargs)
 
 
 def own_code(function):
@@ -52,18 +57,28 @@ def own_code(function):
     return types.FunctionType(code, function.__globals__, function.__name__)
 
 
-def check_params(model: nn.Module, known: set[torch.Tensor]) -> None:
-    """Raise for parameters that were added or replaced after compile: nothing would reduce their gradients."""
-    stack = [model]
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
+
+def check_params(model: nn.Module, known: set[torch.Tensor]) -> str:
+    """Raise for parameters that were added or replaced after compile: nothing would reduce their gradients.
+    Returns which hooks the modules have, as text that changes when one is added or removed."""
+    stack, hooks = [model], []
     while stack:
         module = stack.pop()
-        for name, param in module._parameters.items():
+        values = module.__dict__
+        for name, param in values["_parameters"].items():
             if param is not None and param not in known:
                 raise ValueError(
                     f"zero_fx: parameter {name!r} of a {type(module).__name__} was added or replaced after "
-                    "zero_fx.compile, so it is not sharded; change the model first, then compile it"
+                    "zero_fx.compile (by an assignment, or by functional_call on the whole model), so it is not "
+                    "sharded; change the model first, then compile it"
                 )
-        stack.extend(child for child in module._modules.values() if child is not None)
+        for kind in HOOKS:
+            if values[kind]:
+                hooks += [kind, *map(str, values[kind])]
+        stack.extend(child for child in values["_modules"].values() if child is not None)
+    return " ".join(hooks)
 
 
 class RootMethods:
