@@ -57,6 +57,8 @@ def lifetime_of(param: nn.Parameter, config: Config) -> str:
 
 def become_sharded(module: nn.Module, names: tuple[str, ...], classes: dict[tuple, type], is_root: bool) -> None:
     """Give `module` a subclass of its class, with the same name, in which `names` are properties."""
+    if isinstance(module, nn.RNNBase):
+        del module.__dict__["_flat_weights"]  # the class gets a property in its place
     base = type(module)
     key = (base, names, is_root)
     if key not in classes:
@@ -70,7 +72,6 @@ def become_sharded(module: nn.Module, names: tuple[str, ...], classes: dict[tupl
         namespace["_zero_fx_call"] = staticmethod(base.__call__)
         bases = (RootMethods, ShardedMethods, base) if is_root else (ShardedMethods, base)
         classes[key] = type(base.__name__, bases, namespace)
-    module.__dict__.pop("_flat_weights", None) if isinstance(module, nn.RNNBase) else None
     module.__class__ = classes[key]
 
 

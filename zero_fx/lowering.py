@@ -8,8 +8,6 @@ graph is run operator by operator. The same passes, in the same order, for both.
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-import json
 
 import torch
 from functorch.compile import make_boxed_func
@@ -22,8 +20,6 @@ from .runtime.agree import Agreement
 from .torch_compat import CustomGraphPass, aot_autograd, compile_fx
 from .vocabulary import WHOLE, Gather, PassConfig, Reduce, collective_sequence, find
 
-VERSION = "1"  # of everything in passes/: part of compile-cache keys
-
 
 @dataclasses.dataclass
 class Graphs:
@@ -31,11 +27,10 @@ class Graphs:
 
     captured: int = 0  # Dynamo graphs
     halves: list[tuple[str, fx.GraphModule]] = dataclasses.field(default_factory=list)  # ("forward", rewritten graph)
-    reports: list[tuple[str, str, object]] = dataclasses.field(default_factory=list)  # (label, pass, Report)
 
 
 class Backend:
-    """`torch.compile(backend=...)` for one model. `known` holds the model's parameters, to find strangers."""
+    """`torch.compile(backend=...)` for one model; each run of a graph is noted in `trace`, to be compared over ranks."""
 
     def __init__(self, config: Config, passes: PassConfig, agreement: Agreement, trace):
         self.config, self.passes, self.agreement, self.trace = config, passes, agreement, trace
@@ -91,21 +86,13 @@ class Backend:
         return compiler(gm, example_inputs)
 
     def rewrite_joint(self, gm: fx.GraphModule) -> None:
-        self.record("joint", run_passes(gm, JOINT, self.passes, "joint"))
+        run_passes(gm, JOINT, self.passes, "joint")
         self.markers = marker_names(gm)
 
     def rewrite_half(self, gm: fx.GraphModule, label: str) -> None:
-        self.record(label, run_passes(gm, HALVES, self.passes, label))
+        run_passes(gm, HALVES, self.passes, label)
         self.agreement.check(label, collective_sequence(gm))
         self.graphs.halves.append((label, gm))
-
-    def record(self, label: str, reports) -> None:
-        self.graphs.reports += [(label, name, report) for name, report in reports]
-
-    def cache_key(self) -> str:
-        """Over everything that changes what the passes do: a compile cache outlives the process and its options."""
-        facts = [VERSION, torch.__version__, dataclasses.asdict(self.config), dataclasses.asdict(self.passes)]
-        return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
 
 def marker_names(gm: fx.GraphModule) -> str:

@@ -49,11 +49,8 @@ check_version(torch.__version__)
 CustomPartitionerFn = private("torch._inductor.custom_graph_pass", "CustomPartitionerFn")
 CustomGraphPass = private("torch._inductor.custom_graph_pass", "CustomGraphPass")
 aot_autograd = private("torch._dynamo.backends.common", "aot_autograd")
-DTensorSpec = private("torch.distributed.tensor._dtensor_spec", "DTensorSpec")
 get_default_store = private("torch.distributed.distributed_c10d", "_get_default_store")
-resolve_process_group = private("torch.distributed.distributed_c10d", "_resolve_process_group")
 detect_fake_mode = private("torch._guards", "detect_fake_mode")
-is_fake = private("torch._subclasses.fake_tensor", "is_fake")
 
 
 def compile_fx(gm: torch.fx.GraphModule, example_inputs, config: dict):
