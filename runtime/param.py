@@ -106,7 +106,11 @@ class ParamState:
             full = ReadParam.apply(param._local_tensor, self.local, self)
         else:
             full = ReadParam.apply(param.to_local(), None, self)
-        return full if model.in_forward else full_param(full, self)
+        if not model.in_forward:
+            return full_param(full, self)
+        self.check_unedited()
+        self.last_read = full.detach() if torch.is_grad_enabled() else None
+        return full
 
     def as_sharded(self, value):
         """What stands for `value` in an operation on the sharded parameter: the parameter for its full values, this
@@ -195,11 +199,7 @@ class ReadParam(torch.autograd.Function):
 
     @staticmethod
     def forward(shard, local, state):
-        full = state.full_value(shard)
-        if state.model.in_forward and torch.is_grad_enabled():
-            state.check_unedited()
-            state.last_read = full.detach()
-        return full
+        return state.full_value(shard)
 
     @staticmethod
     def setup_context(ctx, inputs, output):
