@@ -31,16 +31,16 @@ LONG += ("dropout_flips", "lstm_cell")
 
 
 def marks_of(case, number: int, stage: int, world: int, lowering: str) -> tuple:
-    """A capture costs most of a second on each core, and stage 1 has two. So quick models run at three stages, others
-    at one of stages 1 and 3, and all of them at all stages, worlds and lowerings only in the full run."""
+    """A capture costs most of a second on each core, and stage 1 has two. So quick models run at two stages, others at
+    one of stages 1, 2 and 3, and all of them at all stages, worlds and lowerings only in the full run."""
     slow, full = (pytest.mark.slow,), (pytest.mark.full,)
     if lowering == "inductor":
         return slow if case.name in INDUCTOR and stage == 3 else full
     if world != 2:
         return slow if case.name in CHOSEN and stage in (1, 3) else full
     if case.quick:
-        return {1: slow, 3: ()}.get(stage, slow if stage == 2 * (number % 2) else full)
-    return slow if case.name not in LONG and stage == (1, 3, 3)[number % 3] else full
+        return () if stage == 3 else slow if stage == (0, 1, 2)[number % 3] else full
+    return slow if case.name not in LONG and stage == (1, 3, 2, 3)[number % 4] else full
 
 
 @pytest.mark.parametrize("name, stage", items(2, "eager"))
