@@ -5,12 +5,21 @@ from __future__ import annotations
 import pathlib
 import sys
 
+import pytest
+
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 for path in (ROOT, ROOT / "tests"):
     if str(path) not in sys.path:
         sys.path.insert(0, str(path))
 
 import ranks  # noqa: E402
+
+
+def pytest_collection_modifyitems(items):
+    """What only the full run has is slow, too: `pytest -m "not slow"` is the daily run."""
+    for item in items:
+        if item.get_closest_marker("full"):
+            item.add_marker(pytest.mark.slow)
 
 
 def pytest_sessionfinish(session, exitstatus):
