@@ -21,7 +21,7 @@ def by_turns(values) -> list:
     return [pytest.param(value, stage, marks=slow if stage == (3, 1)[i % 2] else full) for value, stage, i in pairs]
 
 
-STAGES = over((0, 1, 2, 3), quick=(3,))
+STAGES = [pytest.param(0, marks=full), pytest.param(1, marks=slow), pytest.param(2, marks=full), 3]
 each_stage = pytest.mark.parametrize("stage", STAGES)
 sharded_stage = pytest.mark.parametrize("stage", over((1, 3), quick=()))
 
