@@ -102,7 +102,7 @@ def test_post_accumulate_hooks(stage, micros):
     ranks.run(gradients.check_hooks, stage, micros)
 
 
-@pytest.mark.parametrize("norm_type", (2.0, 1.0, float("inf")))
+@pytest.mark.parametrize("norm_type", (2.0, pytest.param(1.0, marks=full), float("inf")))
 @sharded_stage
 def test_clipping(stage, norm_type):
     ranks.run(gradients.check_clipping, stage, norm_type)
@@ -132,7 +132,7 @@ def test_uses(check, stage):
 
 
 @slow
-@pytest.mark.parametrize("stages", ((1, 3), (3, 3), (2, 0)))
+@pytest.mark.parametrize("stages", ((1, 3), pytest.param((3, 3), marks=full), (2, 0)))
 def test_two_models_against_each_other(stages):
     ranks.run(several.check_adversaries, stages)
 
@@ -164,7 +164,7 @@ def test_ranks_in_different_branches(stage):
 
 
 @slow
-@pytest.mark.parametrize("stage", (0, 1, 3))
+@pytest.mark.parametrize("stage", (pytest.param(0, marks=full), pytest.param(1, marks=full), 3))
 @pytest.mark.parametrize("kind", ("no_grad", "data", "eager"))
 def test_weight_edited_in_forward(kind, stage):
     ranks.run(mistakes.check_weight_edit, kind, stage)
@@ -174,7 +174,7 @@ def test_refusals():
     ranks.run(mistakes.check_refusals)
 
 
-@pytest.mark.parametrize("name", ("hf_llama", "hf_gpt2"))
-@pytest.mark.parametrize("stage", (pytest.param(1, marks=full), pytest.param(3, marks=slow)))
+@pytest.mark.parametrize("name", (pytest.param("hf_llama", marks=slow), pytest.param("hf_gpt2", marks=full)))
+@pytest.mark.parametrize("stage", (pytest.param(1, marks=full), 3))
 def test_generate(name, stage):
     ranks.run(several.check_generate, name, stage)

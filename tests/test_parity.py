@@ -10,7 +10,7 @@ import zoo
 STAGES = (0, 1, 2, 3)
 # Models that together have each kind of marker and layout: run with other worlds, and with Inductor.
 CHOSEN = ("mlp_some_whole", "tied_head", "odd_sizes", "graph_break")
-INDUCTOR = ("odd_sizes", "lora_checkpoint", "multihead")  # at stage 3; the rest of them only in the full run
+INDUCTOR = ("odd_sizes", "lora_checkpoint")  # at stage 3; the rest of them only in the full run
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -26,21 +26,25 @@ def items(world: int, lowering: str) -> list:
 
 
 # Long to capture, and near relatives of others.
-LONG = ("data_dependent", "hf_llama_checkpoint", "encoder", "encoder_layer_dropout", "encoder_layer_norm_first")
-LONG += ("dropout_flips", "lstm_cell")
+LONG = ("data_dependent", "hf_llama_checkpoint", "hf_vit", "encoder", "encoder_layer_dropout", "encoder_layer_norm_first")
+LONG += ("encoder_decoder", "unfrozen_later_checkpoint", "dropout_flips", "lstm_cell")
+# At stages 0 and 1 too, where gradients stay local over micro-batches and there are two captures.
+LOCAL = ("lora", "checkpoint_dropout", "partly_frozen", "batch_norm", "three_forwards", "alternating_halves", "mixture")
 
 
 def marks_of(case, number: int, stage: int, world: int, lowering: str) -> tuple:
-    """A capture costs most of a second on each core, and stage 1 has two. So quick models run at two stages, others at
-    one of stages 1, 2 and 3, and all of them at all stages, worlds and lowerings only in the full run."""
+    """A capture costs most of a second on each core. So each model runs at one or two stages, and all of them at all
+    stages, worlds and lowerings only in the full run."""
     slow, full = (pytest.mark.slow,), (pytest.mark.full,)
     if lowering == "inductor":
         return slow if case.name in INDUCTOR and stage == 3 else full
     if world != 2:
-        return slow if case.name in CHOSEN and stage in (1, 3) else full
+        return slow if case.name in CHOSEN and stage == (1, 3)[(CHOSEN.index(case.name) + world) % 2] else full
     if case.quick:
-        return () if stage == 3 else slow if stage == (0, 1, 2)[number % 3] else full
-    return slow if case.name not in LONG and stage == (1, 3, 2, 3)[number % 4] else full
+        return () if stage == 3 else slow if stage == (0, 1, 3)[number % 3] else full
+    if case.name in LOCAL:
+        return slow if stage == number % 2 else full
+    return slow if case.name not in LONG and stage == (3, 2, 3)[number % 3] else full
 
 
 @pytest.mark.parametrize("name, stage", items(2, "eager"))
