@@ -1,6 +1,7 @@
 """Which passes run, in what order, and why there; and the one place that runs them.
 
 Two graphs pass through here: the joint graph of forward and backward before it is cut, and each half after.
+`config.without` names the optional ones that are left out.
 """
 
 from __future__ import annotations
@@ -16,9 +17,11 @@ from ..config import Debug
 from ..text import text
 from ..verify import signature, verify
 from ..vocabulary import PassConfig, Report
+from .bucket_collectives import bucket_collectives
 from .drop_identity_views import drop_identity_views
 from .merge_uses import merge_uses
 from .plan_gathers import plan_gathers
+from .prefetch import prefetch
 from .shard_grads import shard_grads
 from .shard_params import shard_params
 
@@ -30,8 +33,12 @@ JOINT = (
 HALVES = (
     shard_params,  # collectives exist only after the cut: before it, tracing forbids started-but-not-awaited values
     shard_grads,  # after shard_params: a backward graph gathers before it reduces, and reads like that
+    bucket_collectives,  # before the schedule, which moves what travels together as one
 )
-NAMES = tuple(p.__name__ for p in JOINT + HALVES)
+SCHEDULE = (
+    prefetch,  # last, on final collectives, and apart: ranks agree on the order that it proposes
+)
+NAMES = tuple(p.__name__ for p in JOINT + HALVES + SCHEDULE)
 
 
 def run_passes(gm: fx.GraphModule, passes: tuple, config: PassConfig, label: str) -> list[tuple[str, Report]]:
@@ -41,7 +48,7 @@ def run_passes(gm: fx.GraphModule, passes: tuple, config: PassConfig, label: str
     reports, checked = [], {}
     for pass_ in passes:
         name = pass_.__name__
-        if name in debug.skip:
+        if name in debug.skip or name in config.without:
             continue
         before = text(gm) if debug.level >= 2 else ""
         types = signature(gm)

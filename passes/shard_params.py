@@ -22,12 +22,12 @@ from __future__ import annotations
 import torch
 from torch import fx
 
-from ..vocabulary import STEP, WHOLE, Gather, Report, find, insert, op, replace
+from ..vocabulary import STEP, WHOLE, Gather, PassConfig, Report, find, insert, op, replace
 
 aten = torch.ops.aten
 
 
-def shard_params(gm: fx.GraphModule, config) -> Report:
+def shard_params(gm: fx.GraphModule, config: PassConfig) -> Report:
     markers = find(gm.graph, "gather_param")
     gathered = 0
     for node in gm.graph.nodes:
@@ -38,7 +38,7 @@ def shard_params(gm: fx.GraphModule, config) -> Report:
             if gather.lifetime == WHOLE:
                 full = gather.shard
             else:
-                full = insert_gather(gm.graph, gather, node)
+                full = insert_gather(gm.graph, gather, node, config)
                 gathered += 1
             if gather.lifetime in (WHOLE, STEP) and any(user.op == "output" for user in node.users):
                 # What a graph returns is the caller's to keep and to write to; the parameter is not.
@@ -47,16 +47,16 @@ def shard_params(gm: fx.GraphModule, config) -> Report:
     return Report(len(markers) > 0, {"gathered": gathered, "read_in_place": len(markers) - gathered})
 
 
-def insert_gather(graph: fx.Graph, gather: Gather, node: fx.Node) -> fx.Node:
+def insert_gather(graph: fx.Graph, gather: Gather, node: fx.Node, config: PassConfig) -> fx.Node:
     rows = gather.shape[0]
     chunk = -(-rows // gather.world)
     source = pad(graph, gather.shard, chunk, node)
     where = (gather.world, gather.group, gather.name)
     if gather.lifetime == STEP:
-        insert(graph, op("gather_held"), gather.held, source, *where, like=node)
+        insert(graph, op("gather_held"), gather.held, source, *where, like=node, rank=config.broadcasts)
         started = gather.held
     else:
-        started = insert(graph, op("all_gather"), source, *where, like=node)
+        started = insert(graph, op("all_gather"), source, *where, like=node, rank=config.broadcasts)
     full = insert(graph, op("wait"), started, source, gather.name, like=node)
     if chunk * gather.world != rows:
         full = insert(graph, aten.slice.Tensor, full, 0, 0, rows, like=node)

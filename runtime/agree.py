@@ -22,20 +22,26 @@ class Agreement:
     def __init__(self, store: dist.Store | None, world: int, rank: int, timeout_s: float):
         self.store, self.world, self.rank, self.timeout_s = store, world, rank, timeout_s
         self.label = ""  # given at the first check
-        self.agreed: set[tuple[str, ...]] = set()
+        self.agreed: dict[tuple[str, ...], tuple[int, ...]] = {}  # sequence: the order in which it is started
 
-    def check(self, graph: str, sequence: tuple[str, ...]) -> None:
-        """Raise RuntimeError on every rank unless all ranks come with the same `sequence` of collectives."""
-        if self.store is None or sequence in self.agreed:
-            return
+    def check(self, graph: str, sequence: tuple[str, ...], order: tuple[int, ...]) -> tuple[int, ...]:
+        """Raise RuntimeError on every rank unless all ranks come with the same `sequence` of collectives. Each
+        proposes an `order` in which to start them (numbers in the sequence); returns the first rank's."""
+        if self.store is None:
+            return order
+        if sequence in self.agreed:
+            return self.agreed[sequence]
         self.label = self.label or self.next_label()
         turn = len(self.agreed)
-        self.store.set(self.key(turn, self.rank), json.dumps([graph, sequence]))
+        self.store.set(self.key(turn, self.rank), json.dumps([graph, sequence, order]))
+        decided = order
         for rank in range(self.world):
-            theirs = self.read(turn, rank, graph)
+            *theirs, proposed = self.read(turn, rank, graph)
             if theirs != [graph, list(sequence)]:
                 raise RuntimeError(self.difference(rank, [graph, list(sequence)], theirs))
-        self.agreed.add(sequence)
+            decided = tuple(proposed) if rank == 0 else decided
+        self.agreed[sequence] = decided
+        return decided
 
     def next_label(self) -> str:
         """A name for this model that ranks agree on: the how-manieth of the group that compiled a graph."""

@@ -52,6 +52,8 @@ def elements_sent(kind: str, elements: int, world: int) -> float:
     """Elements that a rank sends in a ring for one collective whose *input* has `elements`, the padding included."""
     if kind in ("all_gather_into_tensor", "all_gather_into_tensor_out"):
         return elements * (world - 1)
+    if kind in ("broadcast", "broadcast_"):  # the mean over ranks, of which one is the root
+        return elements * (world - 1) / world
     if kind in ("reduce_scatter_tensor", "all_to_all_single"):
         return elements * (world - 1) / world
     if kind in ("all_reduce", "all_reduce_"):

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
-from .collectives import all_gather, gather_held, is_held, release, wait, without_storage
+from .collectives import all_gather, all_to_all, gather_held, is_held, release, sum_of_pieces, wait, without_storage
 from .full import FullParam, full_param
 from .layout import chunk_rows, owned_rows, pad_rows
 from .markers import STEP, WHOLE, reduce_grad
@@ -127,10 +127,11 @@ class ParamState:
             return shard.view_as(shard)
         padded = pad_rows(shard, chunk_rows(self.shape[0], self.world))
         if self.lifetime == STEP and (self.model.in_forward or self.model.is_accumulating):
-            gather_held(self.held, padded, self.world, self.group, self.name)
+            gather_held(self.held, padded, self.world, self.group, self.name, rank=self.model.broadcasts)
             full = wait(self.held, padded, self.name).data
         else:
-            full = wait(all_gather(padded, self.world, self.group, self.name), padded, self.name)
+            started = all_gather(padded, self.world, self.group, self.name, rank=self.model.broadcasts)
+            full = wait(started, padded, self.name)
         return full.narrow(0, 0, self.shape[0])
 
     def check_unedited(self) -> None:
@@ -145,8 +146,13 @@ class ParamState:
 
     def reduce(self, grad: torch.Tensor) -> torch.Tensor:
         """This rank's part of the mean over ranks of `grad` (rows, ...)."""
-        rows = owned_rows(self.shape[0], self.world, self.model.rank)[1] if self.shape else 0
-        return reduce_grad(grad, rows, self.lifetime == WHOLE, self.world, self.name, self.group)
+        if self.lifetime == WHOLE or not self.model.exchanges:
+            rows = owned_rows(self.shape[0], self.world, self.model.rank)[1] if self.shape else 0
+            return reduce_grad(grad, rows, self.lifetime == WHOLE, self.world, self.name, self.group)
+        padded = pad_rows(grad, chunk_rows(grad.shape[0], self.world) * self.world)
+        pieces = wait(all_to_all(padded, self.world, self.group, self.name), padded, self.name)
+        rows = owned_rows(self.shape[0], self.world, self.model.rank)[1]
+        return sum_of_pieces(pieces, self.world).narrow(0, 0, rows)
 
     def release(self) -> None:
         if self.held is not None and is_held(self.held):

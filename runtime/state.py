@@ -21,7 +21,11 @@ import torch.distributed as dist
 
 from .markers import STEP
 from .param import ParamState
+from .tensors import backend_of
 from .trace import Trace
+
+
+MOST_BROADCASTS = 8  # ranks: a gather is as many broadcasts, each of which has a latency
 
 
 class ModelState:
@@ -40,6 +44,10 @@ class ModelState:
         self.before_release = None  # called with this state at the end of each backward pass, when most is alive
         self.is_peeking = False  # reads give meta tensors: something only asks for shapes
         self.trace = Trace()
+        # gloo has no reduce-scatter of its own: PyTorch runs it as an all-reduce, of twice the volume.
+        self.exchanges = world > 1 and backend_of(mesh.get_group(), mesh.device_type) == "gloo"
+        # Its all-gather copies too much. This rank's number if gathers are broadcasts, see runtime/collectives.py.
+        self.broadcasts = rank if self.exchanges and world <= MOST_BROADCASTS else None
 
     def __deepcopy__(self, memo) -> ModelState:
         new = memo[id(self)] = ModelState(self.mesh, self.group, self.world, self.rank, self.engine)

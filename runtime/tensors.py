@@ -3,6 +3,13 @@
 from __future__ import annotations
 
 import torch
+import torch.distributed as dist
+
+
+def backend_of(group: dist.ProcessGroup, device_type: str) -> str:
+    """The transport that `group` uses for tensors of a device: "gloo", "nccl", "fake". A group may have several."""
+    pairs = dict(part.split(":") for part in dist.get_backend_config(group).split(","))
+    return pairs.get(device_type, "undefined")
 
 
 def local_of(tensor: torch.Tensor) -> torch.Tensor:

@@ -1,5 +1,7 @@
 """Small graphs for the tests of passes: traced from functions on fake tensors, without ranks or a process group."""
 
+import dataclasses
+
 import torch
 from torch import fx
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -33,10 +35,13 @@ def trace(function, *shapes: tuple[int, ...]) -> fx.GraphModule:
     return gm
 
 
-def check(pass_, gm: fx.GraphModule, stage=3, world=2, rank=0) -> str:
+CONFIG = PassConfig(stage=3, world=2, rank=0)
+
+
+def check(pass_, gm: fx.GraphModule, stage=3, world=2, rank=0, **options) -> str:
     """Run `pass_` as the pipeline does; verify before and after, that the report is honest, and that a second run
     changes nothing. Returns the text of the result, or "unchanged"."""
-    config = PassConfig(stage, world, rank)
+    config = dataclasses.replace(CONFIG, stage=stage, world=world, rank=rank, **options)
     verify(gm)
     before, types = text(gm), signature(gm)
     report = pass_(gm, config)

@@ -56,7 +56,7 @@ def test_ranks_that_compile_different_collectives():
     start = time.monotonic()
     for message in ranks.run(different_first_graphs):
         assert "ranks compiled different collectives" in message
-        assert "all_gather a.weight float32[2, 4]" in message and "all_gather b.weight float32[2, 4]" in message
+        assert all(f"all_gather {x}.weight, {x}.bias float32[10]" in message for x in "ab")
         assert "rank 0" in message and "rank 1" in message
     assert time.monotonic() - start < 20
 
@@ -119,7 +119,7 @@ def dying_rank(rank, world, lowering, stage):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("lowering, stage", [("eager", 0), ("inductor", 3)])
+@pytest.mark.parametrize("lowering, stage", [("eager", 0), pytest.param("inductor", 3, marks=pytest.mark.full)])
 def test_a_rank_that_dies(lowering, stage):
     with pytest.raises(ranks.RanksFailed) as failure:
         ranks.run(dying_rank, lowering, stage)

@@ -20,7 +20,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 TEXT = str(ROOT / "passes")
 WORLD = 2
 WHOLE_BELOW = 512  # the norms' gains are kept whole, the matrices are not
-STEPS = 50
+STEPS = 24
 TINY = {
     "lowering": "eager", "device": "cpu", "data": (TEXT,), "layers": 1, "dim": 32, "heads": 2, "seq": 32, "batch": 2,
     "keep_whole_below": WHOLE_BELOW, "eval_batches": 1, "sample": 8, "seed": 3,

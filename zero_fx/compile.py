@@ -12,7 +12,7 @@ from .config import Config, make_config
 from .model import CompiledModel
 from .runtime.agree import Agreement
 from .runtime.state import ModelState
-from .runtime.tensors import hooks_of
+from .runtime.tensors import backend_of, hooks_of
 from .setup import default_mesh, device_of, repoint_optimizer, sync_from_rank_0
 from .torch_compat import engine, get_default_store
 
@@ -118,6 +118,6 @@ def agreement_for(state: ModelState, config: Config) -> Agreement:
     """The comparison of collectives over the group's ranks."""
     group = state.mesh.get_group()
     store = None
-    if state.world > 1 and dist.get_backend(group) != "fake":
+    if state.world > 1 and backend_of(group, state.mesh.device_type) != "fake":
         store = dist.PrefixStore(f"zero_fx/{group.group_name}", get_default_store())
     return Agreement(store, state.world, state.rank, config.timeout_s)

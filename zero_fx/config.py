@@ -8,6 +8,7 @@ import os
 
 STAGES = (0, 1, 2, 3)
 LOWERINGS = ("inductor", "eager")
+PASSES = ("bucket_collectives", "prefetch")  # that a model is right without
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,6 +23,10 @@ class Config:
         all-reduced: not worth two collectives more. 0-dim and empty parameters are always kept whole.
     sync_module_states: take parameters and buffers from rank 0, so that ranks seeded differently agree.
     timeout_s: seconds that ranks wait for one another to compile the same graphs.
+    passes: which of the optional passes run, of PASSES; None for all of them.
+    bucket_bytes: largest bucket of small collectives. None: ten times what the links move in one latency.
+    inflight_bytes: at most so many bytes of gathered parameters wait for their use, and of gradients for the end of
+        their reduction; one of each may always be under way. None: four buckets.
     """
 
     stage: int = 3
@@ -30,6 +35,9 @@ class Config:
     keep_whole_below: int = 4096
     sync_module_states: bool = True
     timeout_s: float = 1800.0
+    passes: tuple[str, ...] | None = None
+    bucket_bytes: int | None = None
+    inflight_bytes: int | None = None
 
     def __post_init__(self):
         if isinstance(self.stage, bool) or self.stage not in STAGES:
@@ -46,6 +54,30 @@ class Config:
             raise TypeError(f"sync_module_states={self.sync_module_states!r}: expected True or False")
         if not isinstance(self.timeout_s, (int, float)) or not self.timeout_s > 0:
             raise ValueError(f"timeout_s={self.timeout_s!r}: expected a number of seconds above 0")
+        check_passes(self.passes)
+        for name in ("bucket_bytes", "inflight_bytes"):
+            value = getattr(self, name)
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
+                raise TypeError(f"{name}={value!r}: expected a number of bytes, an int, or None")
+            if value is not None and value < 0:
+                raise ValueError(f"{name}={value}: expected 0 or more bytes")
+        if self.bucket_bytes is not None and "bucket_collectives" not in self.optional_passes():
+            raise ValueError(f"bucket_bytes={self.bucket_bytes} has no effect without the pass bucket_collectives")
+        if self.inflight_bytes is not None and "prefetch" not in self.optional_passes():
+            raise ValueError(f"inflight_bytes={self.inflight_bytes} has no effect without the pass prefetch")
+
+    def optional_passes(self) -> tuple[str, ...]:
+        return PASSES if self.passes is None else self.passes
+
+
+def check_passes(passes) -> None:
+    if passes is None:
+        return
+    if not isinstance(passes, tuple):
+        raise TypeError(f"passes={passes!r}: expected a tuple of names out of {', '.join(PASSES)}, or None for all")
+    for name in passes:
+        if name not in PASSES:
+            raise ValueError(f"passes names {name!r}: the optional passes are {', '.join(PASSES)}")
 
 
 def make_config(config: Config | None, options: dict) -> Config:

@@ -15,9 +15,10 @@ from torch import fx
 
 from .config import Config
 from .partition import Partitioner
-from .passes.pipeline import HALVES, JOINT, run_passes
+from .passes.pipeline import HALVES, JOINT, SCHEDULE, run_passes
+from .passes.prefetch import start_order
 from .runtime.agree import Agreement
-from .torch_compat import CustomGraphPass, aot_autograd, compile_fx
+from .torch_compat import CustomGraphPass, aot_autograd, compile_fx, keep_order_options
 from .vocabulary import WHOLE, Gather, PassConfig, Reduce, collective_sequence, find
 
 
@@ -60,6 +61,7 @@ class Backend:
                 "joint_custom_post_pass": GraphHook(self, joint=True),
                 "custom_partitioner_fn": Partitioner(),
                 "post_grad_custom_post_pass": GraphHook(self, joint=False),
+                **keep_order_options(),
             },
         )
 
@@ -91,7 +93,10 @@ class Backend:
 
     def rewrite_half(self, gm: fx.GraphModule, label: str) -> None:
         run_passes(gm, HALVES, self.passes, label)
-        self.agreement.check(label, collective_sequence(gm))
+        # Ranks with inputs of other shapes would start their collectives in another order: the first rank decides.
+        proposed = start_order(gm, self.passes)
+        order = self.agreement.check(label, collective_sequence(gm), proposed)
+        run_passes(gm, SCHEDULE, dataclasses.replace(self.passes, order=order), label)
         self.graphs.halves.append((label, gm))
 
 

@@ -9,6 +9,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
+from .config import PASSES
+from .costs import link
+from .hardware import hardware_of
 from .lowering import Backend
 from .runtime.clip import clip_grad_norm
 from .vocabulary import PassConfig
@@ -25,7 +28,7 @@ class CompiledModel:
     def __init__(self, config: Config, state: ModelState, agreement: Agreement):
         self.config, self.state, self.agreement = config, state, agreement
         self.known = {param.param for param in state.params.values()}
-        self.backend = Backend(config, PassConfig(config.stage, state.world, state.rank), agreement, state.trace)
+        self.backend = Backend(config, pass_config(config, state), agreement, state.trace)
         self.forward = torch.compile(own_code(call_module), backend=self.backend, dynamic=config.dynamic)
 
     @torch.compiler.disable(recursive=False)  # a caller's own torch.compile must not trace into the state of a step
@@ -39,6 +42,25 @@ class CompiledModel:
 
         state = copy.deepcopy(self.state, memo)
         return CompiledModel(self.config, state, agreement_for(state, self.config))
+
+
+def pass_config(config: Config, state: ModelState) -> PassConfig:
+    """What passes may know of a model and of where it runs."""
+    hardware = hardware_of(torch.device(state.mesh.device_type))
+    bucket_bytes = config.bucket_bytes
+    if bucket_bytes is None:
+        bucket_bytes = round(10 * hardware.latency_s * link(state.world, hardware))
+    return PassConfig(
+        stage=config.stage,
+        world=state.world,
+        rank=state.rank,
+        exchange=state.exchanges,
+        broadcasts=state.broadcasts,
+        hardware=hardware,
+        bucket_bytes=bucket_bytes,
+        inflight_bytes=4 * bucket_bytes if config.inflight_bytes is None else config.inflight_bytes,
+        without=tuple(name for name in PASSES if name not in config.optional_passes()),
+    )
 
 
 def call_module(module, hooks, /, *args, **kwargs):

@@ -52,7 +52,8 @@ def arguments(node: fx.Node, number) -> str:
     elif is_op(node, *MARKERS):
         args = args[:-1]
     parts = [argument(arg, number) for arg in args]
-    return ", ".join(parts + [f"{key}={argument(value, number)}" for key, value in node.kwargs.items()])
+    kwargs = {} if is_op(node, *COLLECTIVES) else node.kwargs  # how the transport is used differs by rank
+    return ", ".join(parts + [f"{key}={argument(value, number)}" for key, value in kwargs.items()])
 
 
 def argument(value, number) -> str:

@@ -58,6 +58,23 @@ def compile_fx(gm: torch.fx.GraphModule, example_inputs, config: dict):
     return private("torch._inductor.compile_fx", "compile_fx")(gm, example_inputs, config_patches=config)
 
 
+def keep_order_options() -> dict:
+    """Inductor's options under which it emits our collectives in the order of the graph: it would lower the peak of
+    memory by undoing a prefetch, and 2.14 moves collectives by itself."""
+    options = {"reorder_for_peak_memory": False}
+    if hasattr(private("torch._inductor", "config").aten_distributed_optimizations, "enable_simple_overlap"):
+        options["aten_distributed_optimizations.enable_simple_overlap"] = False
+    return options
+
+
+def size_hint(size, unknown: int) -> int:
+    """The value that a symbolic size had when it was traced; `unknown` if it depends on data; an int as it is."""
+    if isinstance(size, int):
+        return size
+    hint = size.node.hint
+    return unknown if hint is None else int(hint)
+
+
 def never_a_frame(*functions) -> None:
     """Keep Dynamo from compiling `functions`, or what they call, as frames of their own; it may still trace into them
     from a frame that it compiles. Their code is the same for all parameters, which would count as recompilations."""

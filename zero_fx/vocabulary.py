@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import operator
 from typing import NamedTuple
 
 import torch
 from torch import fx
 
+from .hardware import HARDWARE, Hardware
 from .torch_compat import detect_fake_mode
 
 WHOLE, STEP, USE = "whole", "step", "use"  # lifetimes of a full parameter, see runtime/markers.py
@@ -15,11 +17,25 @@ WHOLE, STEP, USE = "whole", "step", "use"  # lifetimes of a full parameter, see 
 
 @dataclasses.dataclass(frozen=True)
 class PassConfig:
-    """All that a pass may depend on beside the graph. `world` = N ranks; `rank` decides padding only."""
+    """All that a pass may depend on beside the graph. `world` = N ranks; `rank` decides padding only.
+
+    exchange: reduce by an all-to-all and a sum of one's own, where the transport has no real reduce-scatter (gloo).
+    broadcasts: this rank's number, where gathers run as broadcasts (gloo), see runtime/collectives.py.
+    hardware: whose times the plans are made with. bucket_bytes, inflight_bytes: see Config.
+    without: names of passes that are left out.
+    order: in which the collectives of a graph start, by their numbers in it, as the ranks agreed.
+    """
 
     stage: int
     world: int
     rank: int
+    exchange: bool = False
+    broadcasts: int | None = None
+    hardware: Hardware = HARDWARE["cpu"]
+    bucket_bytes: int = 6 << 20
+    inflight_bytes: int = 24 << 20
+    without: tuple[str, ...] = ()
+    order: tuple[int, ...] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,7 +75,8 @@ def op(name: str):
     return getattr(torch.ops.zero_fx, name).default
 
 
-COLLECTIVES = ("all_gather", "gather_held", "reduce_scatter", "all_reduce")
+REDUCTIONS = ("reduce_scatter", "all_to_all", "all_reduce")
+COLLECTIVES = ("all_gather", "gather_held", *REDUCTIONS)
 MARKERS = ("gather_param", "reduce_grad")
 
 
@@ -71,9 +88,24 @@ def find(graph: fx.Graph, name: str) -> list[fx.Node]:
     return list(graph.find_nodes(op="call_function", target=op(name)))
 
 
-def insert(graph: fx.Graph, target, *args, like: fx.Node) -> fx.Node:
-    """Add a call at the graph's insertion point, with its recomputed type, and the provenance of `like`."""
-    node = graph.call_function(target, args)
+aten = torch.ops.aten
+VIEWS = {
+    aten.view, aten._unsafe_view, aten.t, aten.transpose, aten.permute, aten.expand, aten.unsqueeze, aten.squeeze,
+    aten.slice, aten.select, aten.narrow, aten.split, aten.split_with_sizes, aten.chunk, aten.unbind, aten.detach,
+    aten.alias, aten.as_strided, aten.diagonal,
+}  # fmt: skip
+
+
+def is_view(node: fx.Node) -> bool:
+    """Whether a node gives another shape to memory that it does not own."""
+    return node.target is operator.getitem or getattr(node.target, "overloadpacket", None) in VIEWS
+
+
+def insert(graph: fx.Graph, target, *args, like: fx.Node, **kwargs) -> fx.Node:
+    """Add a call at the graph's insertion point, with its recomputed type, and the provenance of `like`. It is marked
+    "zero_fx_inserted": what surrounds a collective may differ over ranks, and plans that ranks share leave it out."""
+    node = graph.call_function(target, args, kwargs)
+    node.meta["zero_fx_inserted"] = True
     for key in ("nn_module_stack", "stack_trace", "partitioner_tag", "seq_nr", "custom"):
         if key in like.meta:
             node.meta[key] = like.meta[key]
@@ -101,7 +133,8 @@ def collective_sequence(gm: fx.GraphModule) -> tuple[str, ...]:
     lines = []
     for node in gm.graph.nodes:
         if is_op(node, *COLLECTIVES):
-            name, sent = node.args[-1], node.args[1 if is_op(node, "gather_held") else 0].meta["val"]
+            name = ", ".join(node.meta.get("zero_fx_bucket", [node.args[-1]]))
+            sent = node.args[1 if is_op(node, "gather_held") else 0].meta["val"]
             kind = node.target.name().split("::")[1]
             lines.append(f"{kind} {name} {str(sent.dtype)[6:]}{list(sent.shape)}")
     return tuple(lines)

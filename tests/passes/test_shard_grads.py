@@ -3,7 +3,6 @@
 from expecttest import TestCase
 
 from tests.graphs import check, reduce, trace
-from zero_fx.passes import shard_grads as module
 from zero_fx.passes.shard_grads import shard_grads
 
 
@@ -37,25 +36,31 @@ return %5""")
 %3: f32[4,3] = wait(%2, %1, "w")
 return %3""")
 
-    def test_reductions_overlap_with_what_follows(self):
+    def test_each_is_awaited_where_it_starts(self):
         gm = trace(lambda x, y: (reduce(x * 2, 2, name="a"), reduce(y * 3, 2, name="b")), (4, 3), (4, 3))
         self.assertExpectedInline(check(shard_grads, gm), """\
 %0: f32[4,3] = input
 %1: f32[4,3] = input
 %2: f32[4,3] = mul(%0, 2)
 %3: f32[2,3] = reduce_scatter(%2, 2, "a")
-%4: f32[4,3] = mul(%1, 3)
-%5: f32[2,3] = reduce_scatter(%4, 2, "b")
-%6: f32[2,3] = wait(%3, %2, "a")
-%7: f32[2,3] = wait(%5, %4, "b")
-return [%6, %7]""")
+%4: f32[2,3] = wait(%3, %2, "a")
+%5: f32[4,3] = mul(%1, 3)
+%6: f32[2,3] = reduce_scatter(%5, 2, "b")
+%7: f32[2,3] = wait(%6, %5, "b")
+return [%4, %7]""")
 
-    def test_bytes_under_way_are_bounded(self):
-        rows = module.IN_FLIGHT_BYTES // 4 // 2 + 2  # two such gradients exceed the bound
-        gm = trace(lambda x, y: (reduce(x * 2, rows // 2, name="a"), reduce(y * 3, rows // 2, name="b")), (rows,), (rows,))
-        lines = check(shard_grads, gm).splitlines()
-        order = [name for line in lines for name in ("wait", "reduce_scatter", "mul") if f"= {name}(" in line]
-        self.assertEqual(order, ["mul", "reduce_scatter", "mul", "wait", "reduce_scatter", "wait"])
+    def test_by_exchange(self):
+        gm = trace(lambda x: reduce(x * 2, 1, world=3), (5, 3))
+        self.assertExpectedInline(check(shard_grads, gm, world=3, rank=2, exchange=True), """\
+%0: f32[5,3] = input
+%1: f32[5,3] = mul(%0, 2)
+%2: f32[6,3] = constant_pad_nd(%1, [0, 0, 0, 1])
+%3: f32[6,3] = all_to_all(%2, 3, "w")
+%4: f32[6,3] = wait(%3, %2, "w")
+%5: f32[3,2,3] = view(%4, [3, 2, 3])
+%6: f32[2,3] = mean(%5, [0])
+%7: f32[1,3] = slice(%6, 0, 0, 1)
+return %7""")
 
     def test_a_reduction_that_is_read_is_awaited_there(self):
         gm = trace(lambda x: reduce(x, 2) * 3, (4, 3))

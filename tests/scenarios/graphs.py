@@ -141,6 +141,8 @@ class Counting:
         def call(tensor, *args, **kwargs):
             others = self.world - 1
             count = {
+                "broadcast_": tensor.numel() * others // self.world,
+                "all_to_all_single": tensor.numel() * others // self.world,
                 "all_gather_into_tensor": tensor.numel() * others,
                 "all_gather_into_tensor_out": tensor.numel() * others,
                 "reduce_scatter_tensor": tensor.numel() // self.world * others,

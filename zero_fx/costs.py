@@ -1,0 +1,93 @@
+"""What a node of a graph costs: bytes, operations and seconds, from recorded types alone. Nothing is run.
+
+Compute is a roofline (Williams et al., CACM 2009): seconds = max(operations / peak, bytes / memory bandwidth) and a
+launch. A collective is alpha-beta (Hockney, 1994): seconds = latency + bytes sent over the slowest link / its bandwidth.
+Symbolic sizes count by their hints.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import fx
+from torch.utils.flop_counter import flop_registry
+
+from .hardware import Hardware
+from .torch_compat import size_hint
+from .vocabulary import COLLECTIVES, MARKERS, is_op, is_view
+
+UNKNOWN_SIZE = 64  # of a size that has no hint: it depends on data
+
+
+def size_of(value) -> int:
+    """Elements of a fake tensor, symbolic sizes by their hints; 0 for anything else."""
+    if not isinstance(value, torch.Tensor):
+        return 0
+    return math.prod(size_hint(size, UNKNOWN_SIZE) for size in value.shape)
+
+
+def bytes_of(value) -> int:
+    """Bytes of a fake tensor, or of all in a tuple."""
+    if isinstance(value, (list, tuple)):
+        return sum(map(bytes_of, value))
+    return size_of(value) * value.element_size() if isinstance(value, torch.Tensor) else 0
+
+
+def flops_of(node: fx.Node) -> int:
+    """Operations of a matrix product, convolution or attention; 0 for an operator without a formula."""
+    count = flop_registry.get(getattr(node.target, "overloadpacket", None))
+    if count is None:
+        return 0
+    args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: hinted(n.meta.get("val")))
+    try:
+        return int(count(*args, **kwargs, out_val=hinted(node.meta.get("val"))))
+    except (TypeError, ValueError, AssertionError, AttributeError):
+        return 0  # a formula that does not know this form of the operator: it then counts by its bytes
+
+
+def hinted(value):
+    """A meta tensor with concrete sizes for a fake tensor with symbolic ones."""
+    if isinstance(value, (list, tuple)):
+        return type(value)(map(hinted, value))
+    if not isinstance(value, torch.Tensor):
+        return size_hint(value, UNKNOWN_SIZE) if isinstance(value, torch.SymInt) else value
+    return torch.empty([size_hint(size, UNKNOWN_SIZE) for size in value.shape], dtype=value.dtype, device="meta")
+
+
+def compute_s(node: fx.Node, hardware: Hardware) -> float:
+    """Seconds that a node computes. Views are free, and so is what passes inserted around collectives: it is there on
+    some ranks and not on others, which must decide alike."""
+    if node.op != "call_function" or is_view(node) or node.meta.get("zero_fx_inserted"):
+        return 0.0
+    if is_op(node, *COLLECTIVES):
+        return hardware.issue_s
+    if is_op(node, "wait", *MARKERS):
+        return 0.0
+    flops = flops_of(node)
+    moved = bytes_of(node.meta.get("val"))
+    if not flops:
+        # A pointwise operator is fused with its neighbours: what it writes stands for what a fused kernel moves.
+        return moved / hardware.memory_bytes_per_s
+    moved += sum(bytes_of(arg.meta.get("val")) for arg in node.all_input_nodes)
+    dtype = next((a.meta["val"].dtype for a in node.all_input_nodes if isinstance(a.meta.get("val"), torch.Tensor)), None)
+    return max(flops / hardware.flops(dtype), moved / hardware.memory_bytes_per_s) + hardware.launch_s
+
+
+def collective_s(kind: str, elements: int, element_bytes: int, world: int, hardware: Hardware) -> float:
+    """Seconds of one collective over `world` ranks whose input has `elements`, alone on its links."""
+    return hardware.latency_s + bytes_sent(kind, elements * element_bytes, world) / link(world, hardware)
+
+
+def bytes_sent(kind: str, input_bytes: int, world: int) -> float:
+    """Bytes that a rank sends in a ring: the volumes of Thakur et al., IJHPCA 2005."""
+    if kind in ("all_gather", "gather_held"):
+        return input_bytes * (world - 1)
+    return input_bytes * (world - 1) / world * (2 if kind == "all_reduce" else 1)
+
+
+def link(world: int, hardware: Hardware) -> float:
+    """Bandwidth of the slowest link of a ring over `world` ranks, bytes/s."""
+    if world <= hardware.ranks_per_node:
+        return hardware.link_bytes_per_s
+    return min(hardware.link_bytes_per_s, hardware.node_link_bytes_per_s)
