@@ -16,7 +16,7 @@ N = ranks, chunk = ceil(rows / N) rows, own = the rows of this rank without padd
     %5: f32[chunk,3] = mean(%4, [0])
     %6: f32[own,3] = slice(%5, 0, 0, own)
 
-All average over the ranks.
+All average over the ranks. With one rank nothing is left but the gradient.
 
 requires  a backward graph, after partitioning
 ensures   no reduce markers; every reduction is awaited where it is started
@@ -29,7 +29,7 @@ from __future__ import annotations
 import torch
 from torch import fx
 
-from ..vocabulary import PassConfig, Reduce, Report, find, insert, op, replace
+from ..vocabulary import PassConfig, Reduce, Report, find, insert, is_view, op, replace
 from .shard_params import pad
 
 aten = torch.ops.aten
@@ -40,9 +40,20 @@ def shard_grads(gm: fx.GraphModule, config: PassConfig) -> Report:
     for node in markers:
         reduce = Reduce(*node.args)
         with gm.graph.inserting_before(node):
-            reduced = all_reduced(gm.graph, reduce, node) if reduce.whole else scattered(gm.graph, reduce, node, config)
+            if reduce.world == 1:
+                reduced = reduce.grad
+                if is_from_input(reduced):  # autograd may write to what a graph returns
+                    reduced = insert(gm.graph, aten.clone.default, reduced, like=node)
+            elif reduce.whole:
+                reduced = all_reduced(gm.graph, reduce, node)
+            else:
+                reduced = scattered(gm.graph, reduce, node, config)
         replace(node, reduced)
     return Report(len(markers) > 0, {"reduced": len(markers)})
+
+
+def is_from_input(node: fx.Node) -> bool:
+    return node.op == "placeholder" or is_view(node) and is_from_input(node.args[0])
 
 
 def all_reduced(graph: fx.Graph, reduce: Reduce, node: fx.Node) -> fx.Node:

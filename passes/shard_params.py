@@ -9,7 +9,7 @@ N = ranks, chunk = ceil(rows / N) rows.
     %4: f32[rows,3] = slice(%3, 0, 0, rows)
 
 Without padding where this rank's rows fill a chunk; without a slice where the chunks fill the parameter. Under
-"whole" the marker disappears: readers read the input.
+"whole", and with one rank, the marker disappears: readers read the input.
 
 requires  a forward or backward graph, after partitioning
 ensures   no gather markers; each gather is awaited before its first reader
@@ -35,12 +35,13 @@ def shard_params(gm: fx.GraphModule, config: PassConfig) -> Report:
     for node in markers:
         gather = Gather(*node.args)
         with gm.graph.inserting_before(node):
-            if gather.lifetime == WHOLE:
+            in_place = gather.lifetime == WHOLE or gather.world == 1
+            if in_place:
                 full = gather.shard
             else:
                 full = insert_gather(gm.graph, gather, node, config)
                 gathered += 1
-            if gather.lifetime in (WHOLE, STEP) and any(user.op == "output" for user in node.users):
+            if (in_place or gather.lifetime == STEP) and any(user.op == "output" for user in node.users):
                 # What a graph returns is the caller's to keep and to write to; the parameter is not.
                 full = insert(gm.graph, aten.clone.default, full, like=node)
         replace(node, full)

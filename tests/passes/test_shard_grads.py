@@ -71,5 +71,13 @@ return %7""")
 %3: f32[2,3] = mul(%2, 3)
 return %3""")
 
+    def test_one_rank(self):
+        gm = trace(lambda x: (reduce(x * 2, 4, world=1), reduce(x, 4, world=1)), (4, 3))
+        self.assertExpectedInline(check(shard_grads, gm, world=1), """\
+%0: f32[4,3] = input
+%1: f32[4,3] = mul(%0, 2)
+%2: f32[4,3] = clone(%0)
+return [%1, %2]""")
+
     def test_no_markers(self):
         self.assertEqual(check(shard_grads, trace(lambda x: x * 2, (4, 3))), "unchanged")

@@ -63,6 +63,14 @@ return %6""")
 %2: f32[5,3] = mm(%1, %0)
 return %2""")
 
+    def test_one_rank_reads_in_place(self):
+        gm = trace(lambda shard, x: x @ gather(shard, [4, 3], world=1), (4, 3), (5, 4))
+        self.assertExpectedInline(check(shard_params, gm, world=1), """\
+%0: f32[4,3] = input
+%1: f32[5,4] = input
+%2: f32[5,3] = mm(%1, %0)
+return %2""")
+
     def test_a_returned_parameter_is_a_copy(self):
         gm = trace(lambda param: gather(param, [4, 3], lifetime="whole"), (4, 3))
         self.assertExpectedInline(check(shard_params, gm, stage=0), """\
