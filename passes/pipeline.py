@@ -22,6 +22,7 @@ from .drop_identity_views import drop_identity_views
 from .merge_uses import merge_uses
 from .plan_gathers import plan_gathers
 from .prefetch import prefetch
+from .rematerialize import rematerialize
 from .shard_grads import shard_grads
 from .shard_params import shard_params
 
@@ -29,6 +30,10 @@ JOINT = (
     drop_identity_views,  # first: reads of one parameter then start from one value
     merge_uses,  # before the plan, which counts one gather and one reduction for each parameter
     plan_gathers,  # last before the cut: its tags tell the partitioner what may not be saved
+)
+BUDGET = (  # again, with the plan that the memory budget asks for
+    plan_gathers,
+    rematerialize,  # beside plan_gathers: together they say what is saved
 )
 HALVES = (
     shard_params,  # collectives exist only after the cut: before it, tracing forbids started-but-not-awaited values
@@ -38,7 +43,7 @@ HALVES = (
 SCHEDULE = (
     prefetch,  # last, on final collectives, and apart: ranks agree on the order that it proposes
 )
-NAMES = tuple(p.__name__ for p in JOINT + HALVES + SCHEDULE)
+NAMES = tuple(dict.fromkeys(p.__name__ for p in JOINT + BUDGET + HALVES + SCHEDULE))
 
 
 def run_passes(gm: fx.GraphModule, passes: tuple, config: PassConfig, label: str) -> list[tuple[str, Report]]:

@@ -1,4 +1,4 @@
-"""plan_gathers: full parameters are never saved for backward; they are read again there.
+"""plan_gathers: full parameters are read again in backward, but for those that the memory budget keeps.
 
 Every gather marker, and every view, cast or copy of one, is tagged for recomputation. So what a forward graph saves
 is the shard, and the backward graph has a marker of its own: under lifetime "use" (stage 3) it gathers again, under
@@ -8,8 +8,12 @@ is the shard, and the backward graph has a marker of its own: under lifetime "us
     %1: f32[4,3] = gather_param(%0, ...)          %1: f32[4,3] = gather_param(%0, ...)  # again in backward
     %2: f32[3,4] = permute(%1, [1, 0])            %2: f32[3,4] = permute(%1, [1, 0])  # again in backward
 
+A parameter in `config.kept` (chosen by zero_fx.budget: seconds saved for bytes held) is saved instead: forward gathers it
+and backward finds it.
+
 requires  a joint graph with markers, merged by merge_uses
-ensures   nothing of a full parameter's size that only depends on parameters crosses into backward by a cheap operator
+ensures   nothing of a full parameter's size that only depends on parameters crosses into backward by a cheap operator,
+          except kept parameters themselves
 numerics  bitwise
 leaves    the collectives to shard_params; the cut itself to PyTorch's partitioner, which obeys the tags
 """
@@ -20,7 +24,7 @@ import torch
 from torch import fx
 from torch.utils.checkpoint import CheckpointPolicy
 
-from ..vocabulary import Report, is_op
+from ..vocabulary import Gather, PassConfig, Report, is_op
 
 aten = torch.ops.aten
 CHEAP = {
@@ -33,10 +37,14 @@ CHEAP = {
 REGION = 1 << 30
 
 
-def plan_gathers(gm: fx.GraphModule, config) -> Report:
-    tagged = 0
+def plan_gathers(gm: fx.GraphModule, config: PassConfig) -> Report:
+    tagged = kept = 0
     again: set[fx.Node] = set()
     for node in gm.graph.nodes:
+        if is_op(node, "gather_param") and Gather(*node.args).name in config.kept:
+            kept += keep(node)
+            again.add(node)  # its views and casts are still made again: they cost nothing beside it
+            continue
         if is_op(node, "gather_param") or is_cheap(node, again):
             again.add(node)
             if not node.meta.get("zero_fx_again"):
@@ -44,7 +52,18 @@ def plan_gathers(gm: fx.GraphModule, config) -> Report:
                 node.meta["recompute"] = CheckpointPolicy.MUST_RECOMPUTE
                 node.meta["ac_graph_id"] = REGION
                 tagged += 1
-    return Report(tagged > 0, {"read_again_in_backward": tagged})
+    return Report(tagged + kept > 0, {"read_again_in_backward": tagged, "kept": kept})
+
+
+def keep(node: fx.Node) -> int:
+    """Tag a gather to be saved; 1 if it was not."""
+    if node.meta.get("zero_fx_saved"):
+        return 0
+    node.meta.pop("zero_fx_again", None)
+    node.meta.pop("ac_graph_id", None)
+    node.meta["zero_fx_saved"] = True
+    node.meta["recompute"] = CheckpointPolicy.MUST_SAVE
+    return 1
 
 
 def is_cheap(node: fx.Node, again: set[fx.Node]) -> bool:

@@ -32,6 +32,7 @@ def shard_params(gm: fx.GraphModule, config: PassConfig) -> Report:
     gathered = 0
     for node in gm.graph.nodes:
         node.meta.pop("zero_fx_again", None)  # what plan_gathers had to say was to the partitioner
+        node.meta.pop("zero_fx_saved", None)
     for node in markers:
         gather = Gather(*node.args)
         with gm.graph.inserting_before(node):

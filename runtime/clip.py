@@ -26,7 +26,9 @@ def clip_grad_norm(model: ModelState, max_norm: float, norm_type: float, error_i
         (whole if state.lifetime == WHOLE else sharded).append(grad._local_tensor)
     # Every rank has the same whole gradients: one rank's are counted, so that no rounding enters by a division.
     counted = sharded + whole if model.rank == 0 else sharded
-    total = total_norm(counted, norm_type, model)
+    # Not of what this rank counts: another counts more, and ranks have to send one dtype.
+    dtype = torch.float64 if any(grad.dtype == torch.float64 for grad in sharded + whole) else torch.float32
+    total = total_norm(counted, norm_type, dtype, model)
     if error_if_nonfinite and not torch.isfinite(total):
         raise RuntimeError(f"zero_fx: the total norm of order {norm_type} of the gradients is {total.item()}")
     scale = torch.clamp(max_norm / (total + 1e-6), max=1.0)
@@ -35,11 +37,10 @@ def clip_grad_norm(model: ModelState, max_norm: float, norm_type: float, error_i
     return total
 
 
-def total_norm(grads: list[torch.Tensor], norm_type: float, model: ModelState) -> torch.Tensor:
-    """The norm over all ranks of their `grads` taken together; 0-dim f32, or f64 if a gradient is."""
+def total_norm(grads: list[torch.Tensor], norm_type: float, dtype: torch.dtype, model: ModelState) -> torch.Tensor:
+    """The norm over all ranks of their `grads` taken together; 0-dim, of `dtype`."""
     device = next(iter(model.params.values())).param.device if model.params else torch.device("cpu")
     grads = [grad for grad in grads if grad.numel()]
-    dtype = torch.float64 if any(grad.dtype == torch.float64 for grad in grads) else torch.float32
     is_max = norm_type == float("inf")
     total = torch.zeros((), dtype=dtype, device=device)
     if grads:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import os
+import re
 
 STAGES = (0, 1, 2, 3)
 LOWERINGS = ("inductor", "eager")
@@ -23,6 +24,9 @@ class Config:
         all-reduced: not worth two collectives more. 0-dim and empty parameters are always kept whole.
     sync_module_states: take parameters and buffers from rank 0, so that ranks seeded differently agree.
     timeout_s: seconds that ranks wait for one another to compile the same graphs.
+    memory_budget: bytes of a rank's whole step: an int, "24GiB", or a fraction of the device's memory (a float). Fewer
+        activations are saved until it is met, and gathered parameters stay for backward while it lasts. Sets aside
+        Adam's two states of a parameter's size. A model of several graphs has each planned for itself.
     passes: which of the optional passes run, of PASSES; None for all of them.
     bucket_bytes: largest bucket of small collectives. None: ten times what the links move in one latency.
     inflight_bytes: at most so many bytes of gathered parameters wait for their use, and of gradients for the end of
@@ -35,6 +39,7 @@ class Config:
     keep_whole_below: int = 4096
     sync_module_states: bool = True
     timeout_s: float = 1800.0
+    memory_budget: int | float | str | None = None
     passes: tuple[str, ...] | None = None
     bucket_bytes: int | None = None
     inflight_bytes: int | None = None
@@ -55,6 +60,8 @@ class Config:
         if not isinstance(self.timeout_s, (int, float)) or not self.timeout_s > 0:
             raise ValueError(f"timeout_s={self.timeout_s!r}: expected a number of seconds above 0")
         check_passes(self.passes)
+        if self.memory_budget is not None:
+            object.__setattr__(self, "memory_budget", parse_bytes(self.memory_budget))
         for name in ("bucket_bytes", "inflight_bytes"):
             value = getattr(self, name)
             if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
@@ -78,6 +85,25 @@ def check_passes(passes) -> None:
     for name in passes:
         if name not in PASSES:
             raise ValueError(f"passes names {name!r}: the optional passes are {', '.join(PASSES)}")
+
+
+SUFFIXES = {"b": 1, "kb": 1e3, "mb": 1e6, "gb": 1e9, "tb": 1e12, "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
+
+
+def parse_bytes(value) -> int | float:
+    """A budget as bytes (int), or as a fraction of the device's memory (float in (0, 1]); "24GiB", "800 MB" are bytes."""
+    if isinstance(value, str):
+        found = re.fullmatch(r"\s*([\d.]+)\s*([a-zA-Z]+)\s*", value)
+        if not found or found[2].lower() not in SUFFIXES or found[1].count(".") > 1:
+            raise ValueError(f"memory_budget={value!r}: expected a number with a unit, such as '24GiB' or '800 MB'")
+        value = int(float(found[1]) * SUFFIXES[found[2].lower()])
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise TypeError(f"memory_budget={value!r}: expected bytes, a text such as '24GiB', or a fraction of the device")
+    if isinstance(value, float) and not 0 < value <= 1:
+        raise ValueError(f"memory_budget={value!r}: a float is a fraction of the device's memory, above 0 and at most 1")
+    if value <= 0:
+        raise ValueError(f"memory_budget={value!r}: expected more than 0 bytes")
+    return value
 
 
 def make_config(config: Config | None, options: dict) -> Config:

@@ -13,11 +13,13 @@ import torch
 from functorch.compile import make_boxed_func
 from torch import fx
 
+from .budget import Plan, Problem, choose
 from .config import Config
 from .partition import Partitioner
-from .passes.pipeline import HALVES, JOINT, SCHEDULE, run_passes
+from .passes.pipeline import BUDGET, HALVES, JOINT, SCHEDULE, run_passes
 from .passes.prefetch import start_order
 from .runtime.agree import Agreement
+from .runtime.state import ModelState
 from .torch_compat import CustomGraphPass, aot_autograd, compile_fx, keep_order_options
 from .vocabulary import WHOLE, Gather, PassConfig, Reduce, collective_sequence, find
 
@@ -27,14 +29,16 @@ class Graphs:
     """What was compiled for one model, in the order of compilation; only ever added to."""
 
     captured: int = 0  # Dynamo graphs
+    plans: list[Plan] = dataclasses.field(default_factory=list)  # one a joint graph, under a memory budget
     halves: list[tuple[str, fx.GraphModule]] = dataclasses.field(default_factory=list)  # ("forward", rewritten graph)
 
 
 class Backend:
     """`torch.compile(backend=...)` for one model; each run of a graph is noted in `trace`, to be compared over ranks."""
 
-    def __init__(self, config: Config, passes: PassConfig, agreement: Agreement, trace):
-        self.config, self.passes, self.agreement, self.trace = config, passes, agreement, trace
+    def __init__(self, config: Config, passes: PassConfig, agreement: Agreement, state: ModelState):
+        self.config, self.passes, self.agreement, self.trace = config, passes, agreement, state.trace
+        self.resident_bytes, self.held_bytes = resident_bytes(state), held_bytes(state)
         self.graphs = Graphs()
         self.markers = ""  # of the joint graph that was rewritten last
 
@@ -59,7 +63,7 @@ class Backend:
             example_inputs,
             {
                 "joint_custom_post_pass": GraphHook(self, joint=True),
-                "custom_partitioner_fn": Partitioner(),
+                "custom_partitioner_fn": self.partitioner(),
                 "post_grad_custom_post_pass": GraphHook(self, joint=False),
                 **keep_order_options(),
             },
@@ -71,13 +75,15 @@ class Backend:
                 if label == "inference":  # there is nothing to cut, so the partitioner's hook was not called
                     self.rewrite_joint(gm)
                 self.rewrite_half(gm, label)
+                if label == "backward":  # node by node: it frees what forward saved as soon as it is read
+                    return boxed(fx.Interpreter(gm).boxed_run)
                 return make_boxed_func(gm.forward)
 
             return compile_half
 
         def partition(gm: fx.GraphModule, joint_inputs, **kwargs):
             self.rewrite_joint(gm)
-            return Partitioner()(gm, joint_inputs, **kwargs)
+            return self.partitioner()(gm, joint_inputs, **kwargs)
 
         compiler = aot_autograd(
             fw_compiler=half("forward"),
@@ -86,6 +92,22 @@ class Backend:
             partition_fn=partition,
         )
         return compiler(gm, example_inputs)
+
+    def partitioner(self) -> Partitioner:
+        return Partitioner(None if self.passes.memory_budget is None else self.plan_memory)
+
+    def plan_memory(self, gm: fx.GraphModule, cut) -> float:
+        """Decide, as all ranks do, what is saved and kept under the memory budget; tags `gm`."""
+        fused = self.config.lowering == "inductor"
+        problem = Problem(gm, cut, self.passes, self.resident_bytes, self.held_bytes, fused)
+        plan, names = choose(problem), gather_names(gm)
+        # Ranks with inputs of other shapes would plan otherwise: the first rank's plan holds, as numbers.
+        proposed = (round(plan.fraction * 100), *[i for i, name in enumerate(names) if name in plan.kept])
+        percent, *kept = self.agreement.check("joint", tuple(names), proposed)
+        plan = Plan(percent / 100, tuple(names[i] for i in kept), plan.peak_bytes)
+        self.graphs.plans.append(plan)
+        run_passes(gm, BUDGET, dataclasses.replace(self.passes, fraction=plan.fraction, kept=plan.kept), "joint")
+        return plan.fraction
 
     def rewrite_joint(self, gm: fx.GraphModule) -> None:
         run_passes(gm, JOINT, self.passes, "joint")
@@ -98,6 +120,37 @@ class Backend:
         order = self.agreement.check(label, collective_sequence(gm), proposed)
         run_passes(gm, SCHEDULE, dataclasses.replace(self.passes, order=order), label)
         self.graphs.halves.append((label, gm))
+
+
+def boxed(run):
+    """`run`, which takes a list of arguments and empties it, marked as such for AOTAutograd."""
+
+    def call(args):
+        return run(args)
+
+    call._boxed_call = True
+    return call
+
+
+ADAM_STATES = 2  # of a parameter's size each: what a budget sets aside for the optimizer
+
+
+def resident_bytes(state: ModelState) -> int:
+    """Bytes of this rank's parameters and of the states that Adam will have for them."""
+    total = 0
+    for param in state.params.values():
+        local = param.param.to_local()
+        total += local.numel() * local.element_size() * (1 + ADAM_STATES * param.param.requires_grad)
+    return total
+
+
+def held_bytes(state: ModelState) -> int:
+    """Bytes of the gathered parameters that stages 1 and 2 hold through a step."""
+    return sum(s.held.numel() * s.held.element_size() for s in state.params.values() if s.held is not None)
+
+
+def gather_names(gm: fx.GraphModule) -> list[str]:
+    return [Gather(*node.args).name for node in find(gm.graph, "gather_param")]
 
 
 def marker_names(gm: fx.GraphModule) -> str:

@@ -28,7 +28,7 @@ class CompiledModel:
     def __init__(self, config: Config, state: ModelState, agreement: Agreement):
         self.config, self.state, self.agreement = config, state, agreement
         self.known = {param.param for param in state.params.values()}
-        self.backend = Backend(config, pass_config(config, state), agreement, state.trace)
+        self.backend = Backend(config, pass_config(config, state), agreement, state)
         self.forward = torch.compile(own_code(call_module), backend=self.backend, dynamic=config.dynamic)
 
     @torch.compiler.disable(recursive=False)  # a caller's own torch.compile must not trace into the state of a step
@@ -50,6 +50,9 @@ def pass_config(config: Config, state: ModelState) -> PassConfig:
     bucket_bytes = config.bucket_bytes
     if bucket_bytes is None:
         bucket_bytes = round(10 * hardware.latency_s * link(state.world, hardware))
+    budget = config.memory_budget
+    if isinstance(budget, float):
+        budget = round(budget * device_bytes(state.mesh.device_type))
     return PassConfig(
         stage=config.stage,
         world=state.world,
@@ -59,8 +62,15 @@ def pass_config(config: Config, state: ModelState) -> PassConfig:
         hardware=hardware,
         bucket_bytes=bucket_bytes,
         inflight_bytes=4 * bucket_bytes if config.inflight_bytes is None else config.inflight_bytes,
+        memory_budget=budget,
         without=tuple(name for name in PASSES if name not in config.optional_passes()),
     )
+
+
+def device_bytes(device_type: str) -> int:
+    if device_type == "cpu":
+        raise ValueError("memory_budget as a fraction is of a device's memory, and the CPU has none of its own; give bytes")
+    return torch.get_device_module(device_type).mem_get_info()[1]
 
 
 def call_module(module, hooks, /, *args, **kwargs):

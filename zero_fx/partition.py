@@ -7,24 +7,37 @@ a DTensor input brings one, its mesh. Seen in 2.13 and 2.14; in 2.11 there are n
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Callable
+
 import torch
 from functorch.compile import min_cut_rematerialization_partition
 from torch import fx
 
-from .torch_compat import CustomPartitionerFn
+from .torch_compat import CustomPartitionerFn, saved_fraction
 from .text import type_of
 
 
 class Partitioner(CustomPartitionerFn):
-    """For Inductor, which asks for an object of this class, and for the eager lowering, which calls it."""
+    """For Inductor, which asks for an object of this class, and for the eager lowering, which calls it.
+
+    plan(gm, cut) -> the fraction of activations to save; it may tag the joint graph. cut(gm, fraction) cuts a copy.
+    """
+
+    def __init__(self, plan: Callable | None = None):
+        self.plan = plan
 
     def __call__(self, gm: fx.GraphModule, joint_inputs, *, num_fwd_outputs: int, **kwargs):
-        forward, backward = min_cut_rematerialization_partition(
-            gm, joint_inputs, num_fwd_outputs=num_fwd_outputs, **kwargs
-        )
-        order_saved(forward, num_fwd_outputs)
-        order_inputs(backward)
-        return forward, backward
+        def cut(joint: fx.GraphModule, fraction: float):
+            with saved_fraction(fraction) if fraction < 1 else contextlib.nullcontext():
+                forward, backward = min_cut_rematerialization_partition(
+                    joint, joint_inputs, num_fwd_outputs=num_fwd_outputs, **kwargs
+                )
+            order_saved(forward, num_fwd_outputs)
+            order_inputs(backward)
+            return forward, backward
+
+        return cut(gm, 1.0 if self.plan is None else self.plan(gm, cut))
 
     def uuid(self):
         return None

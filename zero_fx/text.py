@@ -34,6 +34,7 @@ def line(node: fx.Node, number: dict[fx.Node, str]) -> str:
         return f"return {argument(node.args[0], number)}"
     call = "input" if node.op in ("placeholder", "get_attr") else f"{name_of(node)}({arguments(node, number)})"
     note = "  # again in backward" if node.meta.get("zero_fx_again") else ""
+    note = "  # saved for backward" if node.meta.get("zero_fx_saved") else note
     return f"{number[node]}: {type_of(node.meta.get('val'))} = {call}{note}"
 
 

@@ -67,6 +67,15 @@ def keep_order_options() -> dict:
     return options
 
 
+def saved_fraction(fraction: float):
+    """A context in which the partitioner may save so much of the activations that it would save by itself."""
+    config = private("torch._functorch", "config")
+    options = {"activation_memory_budget": fraction}
+    if hasattr(config, "unsafe_treat_script_objects_as_zero_size"):
+        options["unsafe_treat_script_objects_as_zero_size"] = True  # the only ones are the meshes of DTensors
+    return config.patch(**options)
+
+
 def size_hint(size, unknown: int) -> int:
     """The value that a symbolic size had when it was traced; `unknown` if it depends on data; an int as it is."""
     if isinstance(size, int):

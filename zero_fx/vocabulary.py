@@ -22,6 +22,7 @@ class PassConfig:
     exchange: reduce by an all-to-all and a sum of one's own, where the transport has no real reduce-scatter (gloo).
     broadcasts: this rank's number, where gathers run as broadcasts (gloo), see runtime/collectives.py.
     hardware: whose times the plans are made with. bucket_bytes, inflight_bytes: see Config.
+    memory_budget: bytes of the whole step on a rank, or None. fraction, kept: the plan under it, see zero_fx/budget.py.
     without: names of passes that are left out.
     order: in which the collectives of a graph start, by their numbers in it, as the ranks agreed.
     """
@@ -34,6 +35,9 @@ class PassConfig:
     hardware: Hardware = HARDWARE["cpu"]
     bucket_bytes: int = 6 << 20
     inflight_bytes: int = 24 << 20
+    memory_budget: int | None = None
+    fraction: float = 1.0
+    kept: tuple[str, ...] = ()
     without: tuple[str, ...] = ()
     order: tuple[int, ...] | None = None
 

@@ -38,5 +38,16 @@ return [%7, %8]""")
 %5: f32[3,4] = t(%4)
 return [%3, %5]""")
 
+    def test_a_kept_parameter_is_saved_and_its_views_are_made_again(self):
+        gm = trace(lambda a, b: (gather(a, [4, 3], name="a").t(), gather(b, [4, 3], name="b").t()), (2, 3), (2, 3))
+        self.assertExpectedInline(check(plan_gathers, gm, kept=("b",)), """\
+%0: f32[2,3] = input
+%1: f32[2,3] = input
+%2: f32[4,3] = gather_param(%0, None, None, [4, 3], "use", 2, "a")  # again in backward
+%3: f32[3,4] = t(%2)  # again in backward
+%4: f32[4,3] = gather_param(%1, None, None, [4, 3], "use", 2, "b")  # saved for backward
+%5: f32[3,4] = t(%4)  # again in backward
+return [%3, %5]""")
+
     def test_a_graph_without_parameters_is_left_alone(self):
         self.assertEqual(check(plan_gathers, trace(lambda x: x.t().contiguous(), (2, 3))), "unchanged")
