@@ -42,7 +42,7 @@ def launch(args: argparse.Namespace, arguments: list[str]) -> int:
     for name in args.model or (["gpt"] if args.quick else NAMES):
         rest = [a for a in arguments if a not in NAMES and a != "--model"]
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(args.world)]
-        environment = {"OMP_NUM_THREADS": "1", **os.environ}
+        environment = {"OMP_NUM_THREADS": "1", "KINETO_LOG_LEVEL": "6", **os.environ}  # the profiler's own lines
         done = subprocess.run([*command, "-m", "benchmarks", "--model", name, *rest], env=environment)
         if done.returncode:
             return done.returncode
