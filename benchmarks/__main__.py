@@ -1,4 +1,4 @@
-"""`python -m benchmarks`: compare passes with each other and with DDP, FSDP2 and DeepSpeed. See README.md here.
+"""`python -m benchmarks`, `zero-fx bench`: compare passes with each other and with DDP, FSDP2 and DeepSpeed. See README.md here.
 
 Without torchrun's environment it starts itself under torchrun.
 """
@@ -43,7 +43,7 @@ def launch(args: argparse.Namespace, arguments: list[str]) -> int:
         rest = [a for a in arguments if a not in NAMES and a != "--model"]
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(args.world)]
         environment = {"OMP_NUM_THREADS": "1", "KINETO_LOG_LEVEL": "6", **os.environ}  # the profiler's own lines
-        done = subprocess.run([*command, "-m", "benchmarks", "--model", name, *rest], env=environment)
+        done = subprocess.run([*command, "-m", __package__, "--model", name, *rest], env=environment)
         if done.returncode:
             return done.returncode
     return 0

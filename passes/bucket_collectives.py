@@ -33,7 +33,7 @@ import torch
 from torch import fx
 
 from ..costs import bytes_of, bytes_sent, link
-from ..vocabulary import REDUCTIONS, PassConfig, Report, insert, is_op, is_view, op, replace
+from ..vocabulary import REDUCTIONS, PassConfig, Report, insert, is_op, is_view, op
 
 aten = torch.ops.aten
 COPIES = 3  # of a full tensor that a member of a bucket costs: read and written once, and its piece packed

@@ -10,10 +10,12 @@
 
 Two lanes are planned on, compute and links, with the times of `zero_fx.costs`. Going backwards from each gather's first
 use, it starts as late as its own time and that of the gathers behind it allow; then the plan is played forwards, and
-what reductions on the same links delayed starts earlier by as much. Ranks whose inputs have other shapes would plan
-otherwise, so the order in which collectives start is rank 0's: `start_order` proposes, `config.order` decides. Reductions start when their gradients are ready
-and are awaited when more than `config.inflight_bytes` of them are under way, or at the end. No more than that many
-bytes of gathered parameters wait for their use, and at least one may.
+what reductions on the same links delayed starts earlier by as much. Reductions start when their gradients are ready and
+are awaited when more than `config.inflight_bytes` of them are under way, or at the end. No more than that many bytes of
+gathered parameters wait for their use, and at least one may.
+
+Ranks whose inputs have other shapes would plan otherwise, and mix up their data. So the order in which collectives start
+is the first rank's: `start_order` proposes one, `config.order` decides.
 
 requires  collectives that are awaited where they start
 ensures   gathers among themselves, and reductions among themselves, keep their order; collectives start in the order
@@ -61,6 +63,11 @@ def prefetch(gm: fx.GraphModule, config: PassConfig) -> Report:
     transfers, computing = plan(gm.graph, config)
     if not transfers:
         return Report(False)
+    if config.order is not None and (mine := in_order(transfers)) != config.order:
+        raise RuntimeError(
+            f"zero_fx: the first rank starts its collectives in the order {config.order} and this rank's graph only "
+            f"allows {mine}: their data would be mixed up. Give all ranks inputs of one shape, or passes=() without prefetch"
+        )
     changed = lay_out(gm.graph, computing, transfers, config)
     gathers = [t for t in transfers if t.is_gather]
     ahead = sum(1 for t in gathers if t.start < t.need)
@@ -70,6 +77,10 @@ def prefetch(gm: fx.GraphModule, config: PassConfig) -> Report:
 def start_order(gm: fx.GraphModule, config: PassConfig) -> tuple[int, ...]:
     """In which order this rank would start the collectives: their numbers in the graph as it is."""
     transfers, _ = plan(gm.graph, config)
+    return in_order(transfers)
+
+
+def in_order(transfers: list[Transfer]) -> tuple[int, ...]:
     return tuple(t.number for t in sorted(transfers, key=start_key))
 
 

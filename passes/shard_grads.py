@@ -41,9 +41,7 @@ def shard_grads(gm: fx.GraphModule, config: PassConfig) -> Report:
         reduce = Reduce(*node.args)
         with gm.graph.inserting_before(node):
             if reduce.world == 1:
-                reduced = reduce.grad
-                if is_from_input(reduced):  # autograd may write to what a graph returns
-                    reduced = insert(gm.graph, aten.clone.default, reduced, like=node)
+                reduced = alone(gm.graph, reduce.grad, node)
             elif reduce.whole:
                 reduced = all_reduced(gm.graph, reduce, node)
             else:
@@ -52,8 +50,18 @@ def shard_grads(gm: fx.GraphModule, config: PassConfig) -> Report:
     return Report(len(markers) > 0, {"reduced": len(markers)})
 
 
-def is_from_input(node: fx.Node) -> bool:
-    return node.op == "placeholder" or is_view(node) and is_from_input(node.args[0])
+def alone(graph: fx.Graph, grad: fx.Node, node: fx.Node) -> fx.Node:
+    """The gradient of one rank, as a collective would leave it: its own memory, contiguous, since users write to it."""
+    if grad.meta["val"].is_contiguous() and is_own(grad):
+        return grad
+    return insert(graph, aten.clone.default, grad, like=node, memory_format=torch.contiguous_format)
+
+
+def is_own(node: fx.Node) -> bool:
+    """Whether nothing else has the memory of `node`: no input, and no other reader of it or of what it is a view of."""
+    if node.op == "placeholder" or len(node.users) > 1:
+        return False
+    return is_own(node.args[0]) if is_view(node) else True
 
 
 def all_reduced(graph: fx.Graph, reduce: Reduce, node: fx.Node) -> fx.Node:

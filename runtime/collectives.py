@@ -7,10 +7,11 @@
     all_reduce(grad, group, name) -> grad                starts;  same shape, mean over ranks
     wait(output, source, name) -> output                 blocks until `output` may be read
 
-N = world = ranks in `group`. `rows` is divisible by N here: padding is the graph's business. With `rank=` (this rank's
-number in the group) a gather runs as a broadcast from each rank, straight into its place: gloo's own all-gather copies
-everything twice more, and takes 1.6 times as long (8 MB over loopback). The volume is the same. The transport is torch's functional collectives, whose registry of pending work holds the state, so nothing of ours does. `wait`
-takes the *source* too: a compiler may reuse a buffer after its last reader, and the transport still reads the
+N = world = ranks in `group`. `rows` is divisible by N here: padding is the graph's business. With `rank=` (this
+rank's number in the group) a gather runs as a broadcast from each rank, straight into its place: gloo's own all-
+gather copies everything twice more, and takes 1.6 times as long (8 MB over loopback). The volume is the same. The
+transport is torch's functional collectives, whose registry of pending work holds the state, so nothing of ours does.
+`wait` takes the *source* too: a compiler may reuse a buffer after its last reader, and the transport still reads the
 source until the wait. The names exist so that a dead or late rank is reported by parameter and not by buffer.
 """
 

@@ -101,7 +101,7 @@ def check_sweep(rank: int, world: int) -> list:
     return [(budget, peak, losses, [(p.fraction, len(p.kept), p.peak_bytes) for p in plans]) for budget, peak, losses, plans in results]
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.timeout(240)
 def test_measured_memory_follows_the_budget_and_losses_do_not():
     for results in ranks.run(check_sweep, timeout_s=220):

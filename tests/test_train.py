@@ -10,6 +10,7 @@ import sys
 
 import pytest
 import ranks
+import torch
 
 from zero_fx.cli import main
 from zero_fx.formulas import elements_sent, model_state_bytes
@@ -73,14 +74,14 @@ def losses_in(path: pathlib.Path) -> list[float]:
     return [json.loads(line)["loss"] for line in path.read_text().splitlines()]
 
 
-def check_measured(path: pathlib.Path, stage: int, micro_batches: int) -> None:
+def check_measured(path: pathlib.Path, stage: int, micro_batches: int, world: int = WORLD) -> None:
     """Elements and bytes that every rank measured, against the formulas for the model of TINY."""
     gpt = GPT(GPTConfig(TINY["layers"], TINY["dim"], TINY["heads"], TINY["seq"]))
     sizes = [param.numel() for param in gpt.parameters()]
     sharded = sum(size for size in sizes if stage > 0 and size >= WHOLE_BELOW)
-    facts = (stage, sharded, sum(sizes) - sharded, WORLD, micro_batches)
+    facts = (stage, sharded, sum(sizes) - sharded, world, micro_batches)
     results = json.loads(path.read_text())
-    assert [result["rank"] for result in results] == [0, 1]
+    assert [result["rank"] for result in results] == list(range(world))
     for result in results:
         assert result["elements_sent"] == pytest.approx(elements_sent(*facts), rel=0.02)
         assert result["state_bytes"] == pytest.approx(model_state_bytes(*facts), rel=0.05)
@@ -149,6 +150,20 @@ def test_one_rank_speaks_for_all(runs, stage):
         assert out.count(text) == 1
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU: PyTorch finds none")
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_on_gpus(stage, tmp_path):
+    """Inductor and nccl, one rank a GPU: measured as the formulas say, and it learns."""
+    world, log, report = torch.cuda.device_count(), tmp_path / "losses.jsonl", tmp_path / "report.json"
+    options = {"device": "cuda", "lowering": "inductor", "stage": stage, "steps": STEPS, "loss_log": log, "report": report}
+    out = output_of(torchrun(["--standalone", "--nproc-per-node", str(world)], **options), timeout_s=600)
+    assert f"stage {stage}, {world} ranks on cuda" in out
+    check_measured(report, stage, micro_batches=1, world=world)
+    losses = losses_in(log)
+    assert losses[-1] < losses[0] - 1
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_micro_batches(tmp_path):
@@ -184,6 +199,12 @@ def test_a_bad_option_is_one_line_and_code_2(flags, message, capsys):
     assert main(["train", *flags.split()]) == 2
     shown = capsys.readouterr()
     assert shown.out == "" and shown.err.startswith("zero-fx: " + message) and shown.err.count("\n") == 1
+
+
+def test_bench_says_how_it_is_used(capsys):
+    with pytest.raises(SystemExit) as end:
+        main(["bench", "--help"])
+    assert end.value.code == 0 and "--quick" in capsys.readouterr().out
 
 
 def test_no_command_is_refused(capsys):

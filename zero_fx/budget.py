@@ -7,7 +7,6 @@ place. The largest fraction whose peak fits is taken; what is then left of the b
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 from collections.abc import Callable
 
@@ -49,7 +48,7 @@ class Problem:
     def peak(self, fraction: float, kept: tuple[str, ...]) -> int:
         """Simulated peak bytes of forward and backward."""
         config = dataclasses.replace(self.config, kept=kept, fraction=fraction)
-        joint = copy.deepcopy(self.joint)
+        joint = copy_of(self.joint)
         run_passes(joint, BUDGET, config, "budget")
         forward, backward = self.cut(joint, fraction)
         peaks = []
@@ -58,6 +57,16 @@ class Problem:
             held = self.held if label == "backward" else 0
             peaks.append(play(half, config.hardware, config.world, self.fused, held, label == "backward").peak_bytes)
         return self.resident + max(peaks)
+
+
+def copy_of(gm: fx.GraphModule) -> fx.GraphModule:
+    """The same graph with nodes of its own; values and attributes are shared."""
+    graph = fx.Graph()
+    result = graph.graph_copy(gm.graph, {})
+    graph.output(result).meta.update(gm.graph.output_node().meta)
+    copied = fx.GraphModule(gm, graph)
+    copied.meta.update(gm.meta)
+    return copied
 
 
 def choose(problem: Problem) -> Plan:

@@ -1,4 +1,4 @@
-"""The command line: `zero-fx train`, also `python -m zero_fx train`."""
+"""The command line: `zero-fx train` and `zero-fx bench`, also `python -m zero_fx train`."""
 
 from __future__ import annotations
 
@@ -22,6 +22,12 @@ def main(argv: list[str] | None = None) -> int:
     parser = Parser(prog="zero-fx", description="ZeRO data-parallel training as a compiler.", allow_abbrev=False)
     commands = parser.add_subparsers(dest="command", required=True, metavar="command")
     add_train(commands)
+    commands.add_parser("bench", help="compare passes with each other and with DDP, FSDP2 and DeepSpeed", add_help=False)
+    argv = sys.argv[1:] if argv is None else argv
+    if argv[:1] == ["bench"]:
+        from .benchmarks.__main__ import main as bench  # it needs more than training does
+
+        return bench(argv[1:])
     try:
         args = parser.parse_args(argv)
         setup = prepare(options_from(TrainOptions, args))

@@ -103,7 +103,7 @@ class Backend:
         plan, names = choose(problem), gather_names(gm)
         # Ranks with inputs of other shapes would plan otherwise: the first rank's plan holds, as numbers.
         proposed = (round(plan.fraction * 100), *[i for i, name in enumerate(names) if name in plan.kept])
-        percent, *kept = self.agreement.check("joint", tuple(names), proposed)
+        percent, *kept = self.agreement.check("joint", ("what to save", *names), proposed)
         plan = Plan(percent / 100, tuple(names[i] for i in kept), plan.peak_bytes)
         self.graphs.plans.append(plan)
         run_passes(gm, BUDGET, dataclasses.replace(self.passes, fraction=plan.fraction, kept=plan.kept), "joint")

@@ -104,6 +104,11 @@ class TestPrefetch(TestCase):
         check(prefetch, gm, hardware=SLOW, order=(0, 1))
         self.assertExpectedInline(order(gm), """. A W w . a""")
 
+    def test_an_order_that_the_graph_does_not_allow(self):
+        gm = sharded(lambda w, x: reduce(x @ gather(w, [4, 4], name="w"), 2, name="a"), (2, 4), (4, 4))
+        with self.assertRaisesRegex(RuntimeError, r"order \(1, 0\) and this rank's graph only allows \(0, 1\)"):
+            prefetch(gm, dataclasses.replace(CONFIG, order=(1, 0)))
+
     def test_no_collectives(self):
         self.assertEqual(check(prefetch, trace(lambda x: x * 2, (4, 3))), "unchanged")
 

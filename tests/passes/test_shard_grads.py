@@ -72,12 +72,25 @@ return %7""")
 return %3""")
 
     def test_one_rank(self):
-        gm = trace(lambda x: (reduce(x * 2, 4, world=1), reduce(x, 4, world=1)), (4, 3))
-        self.assertExpectedInline(check(shard_grads, gm, world=1), """\
+        def function(x):
+            return reduce(x * 2, 4, world=1), reduce(x, 4, world=1), reduce(x.sum(0).expand(4, 3), 4, world=1)
+
+        self.assertExpectedInline(check(shard_grads, trace(function, (4, 3)), world=1), """\
 %0: f32[4,3] = input
 %1: f32[4,3] = mul(%0, 2)
-%2: f32[4,3] = clone(%0)
-return [%1, %2]""")
+%2: f32[4,3] = clone(%0, memory_format=torch.contiguous_format)
+%3: f32[3] = sum(%0, [0])
+%4: f32[4,3] = expand(%3, [4, 3])
+%5: f32[4,3] = clone(%4, memory_format=torch.contiguous_format)
+return [%1, %2, %5]""")
+
+    def test_two_gradients_of_one_rank_do_not_share_memory(self):
+        def function(x):
+            y = x * 2
+            return reduce(y, 4, world=1, name="a"), reduce(y.view(12), 12, world=1, name="b")
+
+        lines = check(shard_grads, trace(function, (4, 3)), world=1).splitlines()
+        self.assertEqual(sum("clone" in line for line in lines), 2)
 
     def test_no_markers(self):
         self.assertEqual(check(shard_grads, trace(lambda x: x * 2, (4, 3))), "unchanged")
