@@ -168,7 +168,11 @@ def unpack(graph: fx.Graph, kind: str, bucket: list[Member], result: fx.Node, wo
         axis = 0 if kind == "all_reduce" else 1
         part = insert(graph, aten.slice.Tensor, result, axis, offset, offset + size, like=member.start)
         shape = list(member.wait.meta["val"].shape)
-        outs.append(insert(graph, aten.reshape.default, part, shape, like=member.start))
+        out = insert(graph, aten.reshape.default, part, shape, like=member.start)
+        if not out.meta["val"].is_contiguous():
+            # One row a rank is a view with gaps; a product of it may be rounded in another way than one without.
+            out = insert(graph, aten.clone.default, out, like=member.start, memory_format=torch.contiguous_format)
+        outs.append(out)
         offset += size
     return outs
 

@@ -67,7 +67,7 @@ def test_parity_notices_a_missing_reduction(stage):
     ranks.run(graphs.check_mutant, stage)
 
 
-@pytest.mark.parametrize("world", (pytest.param(2, marks=slow), pytest.param(3, marks=full)))
+@pytest.mark.parametrize("world", (pytest.param(2, marks=full), pytest.param(3, marks=slow)))
 @pytest.mark.parametrize("name", ("odd_sizes", pytest.param("encoder_layer", marks=full)))
 def test_stages_agree_bitwise(name, world):
     ranks.run(graphs.check_bitwise, name, world=world)
