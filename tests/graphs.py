@@ -8,6 +8,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import zero_fx  # noqa: F401  registers the operators
+from zero_fx.passes.pipeline import run_passes
+from zero_fx.passes.shard_grads import shard_grads
+from zero_fx.passes.shard_params import shard_params
 from zero_fx.text import text
 from zero_fx.verify import signature, verify
 from zero_fx.vocabulary import PassConfig
@@ -51,3 +54,10 @@ def check(pass_, gm: fx.GraphModule, stage=3, world=2, rank=0, **options) -> str
     again = pass_(gm, config)
     assert not again.changed and text(gm) == after, "not idempotent"
     return after if report.changed else "unchanged"
+
+
+def sharded(function, *shapes: tuple[int, ...], **config) -> fx.GraphModule:
+    """The graph of `function` with collectives in place of its markers."""
+    gm = trace(function, *shapes)
+    run_passes(gm, (shard_params, shard_grads), dataclasses.replace(CONFIG, **config), "test")
+    return gm

@@ -5,13 +5,10 @@ import dataclasses
 import pytest
 import torch
 
-from tests.graphs import CONFIG, gather, reduce, trace
+from tests.graphs import CONFIG, gather, reduce, sharded, trace
 from zero_fx.costs import bytes_of, bytes_sent, collective_s, compute_s, flops_of
 from zero_fx.hardware import HARDWARE
-from zero_fx.passes.pipeline import run_passes
 from zero_fx.passes.prefetch import prefetch
-from zero_fx.passes.shard_grads import shard_grads
-from zero_fx.passes.shard_params import shard_params
 from zero_fx.simulate import play
 
 # A product of 4x4 matrices takes 1 s, a collective 3 s; nothing else takes time.
@@ -19,12 +16,6 @@ TOY = dataclasses.replace(
     HARDWARE["cpu"], launch_s=1.0, matmul_flops=((torch.float32, 1e30),), memory_bytes_per_s=1e30, latency_s=3.0,
     link_bytes_per_s=1e30, issue_s=0.0,
 )  # fmt: skip
-
-
-def sharded(function, *shapes):
-    gm = trace(function, *shapes)
-    run_passes(gm, (shard_params, shard_grads), CONFIG, "test")
-    return gm
 
 
 def products(a, b, x):

@@ -1,22 +1,11 @@
 """Golden graphs of one pass; see tests/graphs.py for what `check` checks besides."""
 
-import dataclasses
 
 import torch
 from expecttest import TestCase
 
-from tests.graphs import CONFIG, check, gather, reduce, trace
+from tests.graphs import check, gather, reduce, sharded, trace
 from zero_fx.passes.bucket_collectives import bucket_collectives
-from zero_fx.passes.pipeline import run_passes
-from zero_fx.passes.shard_grads import shard_grads
-from zero_fx.passes.shard_params import shard_params
-
-
-def sharded(function, *shapes, **config):
-    """The graph of `function` with collectives in place of its markers."""
-    gm = trace(function, *shapes)
-    run_passes(gm, (shard_params, shard_grads), dataclasses.replace(CONFIG, **config), "test")
-    return gm
 
 
 def two_gathers(a, b, x):

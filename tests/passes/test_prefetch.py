@@ -6,7 +6,7 @@ from expecttest import TestCase
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.graphs import CONFIG, check, gather, reduce, trace
+from tests.graphs import CONFIG, check, gather, reduce, sharded, trace
 from zero_fx.costs import bytes_of
 from zero_fx.passes.pipeline import run_passes
 from zero_fx.passes.prefetch import prefetch, start_order
@@ -18,12 +18,6 @@ from zero_fx.vocabulary import REDUCTIONS, is_op
 
 # A second of compute for each matrix product of the tests hides whatever they gather.
 SLOW = dataclasses.replace(CONFIG.hardware, launch_s=1.0)
-
-
-def sharded(function, *shapes, **config):
-    gm = trace(function, *shapes)
-    run_passes(gm, (shard_params, shard_grads), dataclasses.replace(CONFIG, **config), "test")
-    return gm
 
 
 def chain(layers: int):
