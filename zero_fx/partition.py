@@ -27,6 +27,9 @@ class Partitioner(CustomPartitionerFn):
     def __init__(self, plan: Callable | None = None):
         self.plan = plan
 
+    def __deepcopy__(self, memo):
+        return self  # Inductor copies its options, and the plan reaches the store, which cannot be copied
+
     def __call__(self, gm: fx.GraphModule, joint_inputs, *, num_fwd_outputs: int, **kwargs):
         def cut(joint: fx.GraphModule, fraction: float):
             with saved_fraction(fraction) if fraction < 1 else contextlib.nullcontext():
