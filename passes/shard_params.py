@@ -8,8 +8,10 @@ N = ranks, chunk = ceil(rows / N) rows.
     %3: f32[N*chunk,3] = wait(%2, %1, "w")              %4: f32[rows,3] = slice(%3, 0, 0, rows)
     %4: f32[rows,3] = slice(%3, 0, 0, rows)
 
-Without padding where this rank's rows fill a chunk; without a slice where the chunks fill the parameter. Under
-"whole", and with one rank, the marker disappears: readers read the input.
+Without padding where this rank's rows fill a chunk; without a slice where the chunks fill the parameter. Parameters of
+more than two dimensions travel as matrices: Inductor gives what convolutions read another layout by copying it, all the
+way up to a graph's inputs, and would copy `held` before there is anything in it. Under "whole", and with one rank, the
+marker disappears: readers read the input.
 
 requires  a forward or backward graph, after partitioning
 ensures   no gather markers; each gather is awaited before its first reader
@@ -18,6 +20,8 @@ leaves    starting gathers early to prefetch, joining them to bucket_collectives
 """
 
 from __future__ import annotations
+
+import math
 
 import torch
 from torch import fx
@@ -52,7 +56,7 @@ def shard_params(gm: fx.GraphModule, config: PassConfig) -> Report:
 def insert_gather(graph: fx.Graph, gather: Gather, node: fx.Node, config: PassConfig) -> fx.Node:
     rows = gather.shape[0]
     chunk = -(-rows // gather.world)
-    source = pad(graph, gather.shard, chunk, node)
+    source = pad(graph, as_matrix(graph, gather.shard, node), chunk, node)
     where = (gather.world, gather.group, gather.name)
     if gather.lifetime == STEP:
         insert(graph, op("gather_held"), gather.held, source, *where, like=node, rank=config.broadcasts)
@@ -62,7 +66,18 @@ def insert_gather(graph: fx.Graph, gather: Gather, node: fx.Node, config: PassCo
     full = insert(graph, op("wait"), started, source, gather.name, like=node)
     if chunk * gather.world != rows:
         full = insert(graph, aten.slice.Tensor, full, 0, 0, rows, like=node)
+    if len(gather.shape) > 2:
+        full = insert(graph, aten.view.default, full, list(gather.shape), like=node)
     return full
+
+
+def as_matrix(graph: fx.Graph, shard: fx.Node, like: fx.Node) -> fx.Node:
+    """(rows, ...) as (rows, the rest). By strides, of which no compiler can have another opinion."""
+    shape = shard.meta["val"].shape
+    if len(shape) <= 2:
+        return shard
+    rest = math.prod(shape[1:])
+    return insert(graph, aten.as_strided.default, shard, [shape[0], rest], [rest, 1], like=like)
 
 
 def pad(graph: fx.Graph, tensor: fx.Node, rows: int, like: fx.Node) -> fx.Node:

@@ -8,6 +8,7 @@ run at once, under an autograd function whose backward reduces the gradient.
 from __future__ import annotations
 
 import copy
+import math
 from typing import TYPE_CHECKING
 
 import torch
@@ -26,7 +27,8 @@ if TYPE_CHECKING:
 class ParamState:
     """Everything about one parameter that is not its values.
 
-    `held`  (N*ceil(rows/N), ...) the gathered values of lifetime "step"; no storage while released. Else None.
+    `held`  (N*ceil(rows/N), the rest) the gathered values of lifetime "step", as a matrix if they have more than two
+            dimensions (see passes/shard_params.py); no storage while released. Else None.
     `local` (rows, ...) leaf without storage whose `.grad` is this rank's own, unreduced gradient over several
             micro-batches, where the stage accumulates locally (stages 0 and 1, and whole parameters). Else None.
     """
@@ -48,7 +50,8 @@ class ParamState:
         self.held = self.local = None
         dtype, device = self.param.dtype, self.param.device
         if self.lifetime == STEP:
-            padded = (chunk_rows(self.shape[0], self.world) * self.world, *self.shape[1:])
+            rest = self.shape[1:] if len(self.shape) <= 2 else (math.prod(self.shape[1:]),)
+            padded = (chunk_rows(self.shape[0], self.world) * self.world, *rest)
             self.held = without_storage(padded, dtype, device)
         if self.accumulates:
             self.local = torch.zeros((), dtype=dtype, device=device).expand(self.shape).detach().requires_grad_()
@@ -132,7 +135,7 @@ class ParamState:
         else:
             started = all_gather(padded, self.world, self.group, self.name, rank=self.model.broadcasts)
             full = wait(started, padded, self.name)
-        return full.narrow(0, 0, self.shape[0])
+        return full.narrow(0, 0, self.shape[0]).view(self.shape)
 
     def check_unedited(self) -> None:
         """Raise if the copy that eager code read last was edited: the edit of a gathered copy would be lost."""

@@ -10,7 +10,8 @@ import zoo
 STAGES = (0, 1, 2, 3)
 # Models that together have each kind of marker and layout: run with other worlds, and with Inductor.
 CHOSEN = ("mlp_some_whole", "tied_head", "odd_sizes", "graph_break")
-INDUCTOR = ("odd_sizes",)  # at stage 3; the rest of them only in the full run
+# (model, stage); the rest only in the full run. The second: Inductor gives convolutions another layout.
+INDUCTOR = (("odd_sizes", 3), ("strided", 1))
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -38,7 +39,7 @@ def marks_of(case, number: int, stage: int, world: int, lowering: str) -> tuple:
     stages, worlds and lowerings only in the full run."""
     slow, full = (pytest.mark.slow,), (pytest.mark.full,)
     if lowering == "inductor":
-        return slow if case.name in INDUCTOR and stage == 3 else full
+        return slow if (case.name, stage) in INDUCTOR else full
     if world != 2:
         return slow if case.name in CHOSEN and stage == (1, 3)[(CHOSEN.index(case.name) + world) % 2] else full
     if (case.name, stage) == ("mixed_dtypes", 0):  # whole, in two dtypes: where the gradient norm once differed by rank

@@ -55,6 +55,23 @@ return %6""")
 %6: f32[5,3] = mm(%2, %5)
 return %6""")
 
+    def test_more_than_two_dimensions_travel_as_a_matrix(self):
+        """So that no layout that Inductor gives a convolution's weight reaches a shard, or a parameter not yet held."""
+        def kernel(shard, held, x):
+            return x * gather(shard, [3, 2, 2], lifetime="step", held=held)
+
+        self.assertExpectedInline(check(shard_params, trace(kernel, (2, 2, 2), (4, 4), (3, 2, 2)), stage=1), """\
+%0: f32[2,2,2] = input
+%1: f32[4,4] = input
+%2: f32[3,2,2] = input
+%3: f32[2,4] = as_strided(%0, [2, 4], [4, 1])
+%4: none = gather_held(%1, %3, 2, "w")
+%5: f32[4,4] = wait(%1, %3, "w")
+%6: f32[3,4] = slice(%5, 0, 0, 3)
+%7: f32[3,2,2] = view(%6, [3, 2, 2])
+%8: f32[3,2,2] = mul(%2, %7)
+return %8""")
+
     def test_whole_is_read_in_place(self):
         gm = trace(lambda param, x: x @ gather(param, [4, 3], lifetime="whole"), (4, 3), (5, 4))
         self.assertExpectedInline(check(shard_params, gm, stage=0), """\
