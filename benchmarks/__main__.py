@@ -10,13 +10,16 @@ import os
 import pathlib
 import subprocess
 import sys
+import tempfile
 
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from tqdm import tqdm
 
-from . import report
+from zero_fx.calibrate import calibrate, save
+
+from . import compile_time, report, static
 from .measure import WARM_STEPS, Result, Running, batches, time_rounds, warm_up
 from .models import NAMES, workload
 from .variants import Variant, ablations, ours, peers
@@ -33,20 +36,33 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--ablate", action="store_true", help="each pass alone, each left out, none; with --quick off: on")
     parser.add_argument("--world", type=int, default=2, help="ranks (default: 2)")
     parser.add_argument("--rounds", type=int, default=None, help="timed rounds of one step each (default: 12; quick: 8)")
+    parser.add_argument("--calibrate", action="store_true", help="only measure this machine's profile, and keep it")
+    parser.add_argument("--targets", type=pathlib.Path, help=argparse.SUPPRESS)  # where a worker leaves its figures
     parser.add_argument("--out", type=pathlib.Path, default=None, help="folder for JSON and plots")
     return parser.parse_args(arguments)
 
 
 def launch(args: argparse.Namespace, arguments: list[str]) -> int:
-    """One torchrun for each model, so that no model's memory or caches burden the next."""
-    for name in args.model or (["gpt"] if args.quick else NAMES):
-        rest = [a for a in arguments if a not in NAMES and a != "--model"]
-        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(args.world)]
-        environment = {"OMP_NUM_THREADS": "1", "KINETO_LOG_LEVEL": "6", **os.environ}  # the profiler's own lines
-        done = subprocess.run([*command, "-m", __package__, "--model", name, *rest], env=environment)
-        if done.returncode:
-            return done.returncode
+    """One torchrun for each model, so that no model's memory or caches burden the next; then what needs no ranks."""
+    names = args.model or (["gpt"] if args.quick else NAMES)
+    with tempfile.TemporaryDirectory() as folder:
+        path = pathlib.Path(folder) / "targets.json"
+        for name in ["gpt"] if args.calibrate else names:
+            rest = [a for a in arguments if a not in NAMES and a != "--model"]
+            command = ["-m", __package__, "--model", name, "--targets", str(path), *rest]
+            if code := torchrun(args.world, command):
+                return code
+        if args.calibrate or args.only:
+            return 0
+        found = report.read_targets(path) + static.targets() + compile_time.targets(args.world)
+    print("\n" + report.show_targets(found))
     return 0
+
+
+def torchrun(world: int, command: list[str]) -> int:
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(world)]
+    quiet = {"OMP_NUM_THREADS": "1", "KINETO_LOG_LEVEL": "6"}  # the profiler's own lines
+    return subprocess.run([*launcher, *command], env={**quiet, **os.environ}).returncode
 
 
 def chosen(args: argparse.Namespace) -> list[Variant]:
@@ -65,6 +81,12 @@ def work(args: argparse.Namespace) -> None:
     """One rank: measure every variant on one model; the first rank reports."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     dist.init_process_group()
+    hardware = calibrate(torch.device(device))
+    if args.calibrate:
+        if dist.get_rank() == 0:
+            print(f"{hardware}\nkept in {save(hardware, torch.device(device))}")
+        dist.destroy_process_group()
+        return
     mesh = init_device_mesh(device, (dist.get_world_size(),))
     torch._dynamo.config.recompile_limit = 64  # variants share code objects
     rank, name = dist.get_rank(), args.model[0]
@@ -75,7 +97,7 @@ def work(args: argparse.Namespace) -> None:
     running = []
     for variant in variants:
         bar.set_postfix_str(variant.name)
-        running.append(warm_up(job, variant, mesh, data))
+        running.append(warm_up(job, variant, mesh, data, hardware))
         bar.update()
     if rank == 0:
         check_losses(running)
@@ -104,6 +126,8 @@ def tell(args, name: str, results: dict[str, Result], job, data) -> None:
     print(f"\n{name}, {args.world} ranks, fp32, AdamW; times are of {len(next(iter(results.values())).step_s)} interleaved rounds")
     print(report.table(results, tokens) + "\n")
     print(report.show_targets(found))
+    if args.targets:
+        report.add_targets(args.targets, found)
     if args.out:
         setting = {"model": name, "world": args.world, "parameters": sum(p.numel() for p in job.build().parameters())}
         report.write_json(args.out / f"{name}_{args.world}.json", setting, results, found)

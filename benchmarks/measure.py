@@ -17,6 +17,8 @@ import torch
 import torch.distributed as dist
 from torch.profiler import ProfilerActivity, profile, record_function
 
+from zero_fx.hardware import Hardware
+from zero_fx.predict import graphs_of
 from zero_fx.runtime.count import elements_sent
 
 from .models import Workload
@@ -29,7 +31,8 @@ MARK = "benchmark: memory from here"
 
 @dataclasses.dataclass
 class Result:
-    """Of one variant on one rank. step_s: one entry for each round. Bytes and elements per rank and step."""
+    """Of one variant on one rank. step_s: one entry for each round. Bytes and elements per rank and step. What is
+    predicted is zero_fx's cost model on the profile that was measured in this run."""
 
     name: str
     losses: list[float]
@@ -37,6 +40,8 @@ class Result:
     peak_bytes: int
     collectives: int
     elements_sent: float
+    predicted_step_s: float | None = None
+    predicted_peak_bytes: int | None = None
     step_s: list[float] = dataclasses.field(default_factory=list)
 
     @property
@@ -58,8 +63,8 @@ def batches(workload: Workload, rank: int, count: int) -> list:
     return [workload.batch(generator) for _ in range(count)]
 
 
-def warm_up(workload: Workload, variant: Variant, mesh, data) -> Running:
-    """Build a variant and take its first steps, under the profiler for memory."""
+def warm_up(workload: Workload, variant: Variant, mesh, data, hardware: Hardware) -> Running:
+    """Build a variant and take its first steps, under the profiler for memory. hardware: to predict with."""
     gc.collect()
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as memory:
         model, optimizer = variant.make(workload, mesh)
@@ -76,6 +81,9 @@ def warm_up(workload: Workload, variant: Variant, mesh, data) -> Running:
     calls, elements = count_traffic(traffic, dist.get_world_size())
     means = [mean_over_ranks(loss) for loss in losses]
     result = Result(variant.name, means, first_s - step_s, peak_of(memory), calls, elements)
+    if hasattr(model, "_zero_fx_compiled"):
+        predicted = graphs_of(model._zero_fx_compiled.backend).predict(hardware)
+        result.predicted_step_s, result.predicted_peak_bytes = predicted.step_s, predicted.peak_bytes
     return Running(model, optimizer, result)
 
 

@@ -31,9 +31,13 @@ def table(results: dict[str, Result], tokens: int) -> str:
         rows.append([
             name, result.median_s * 1e3, ratio(results, name, BASE), tokens / result.median_s, result.peak_bytes / 1e6,
             result.elements_sent / 1e6, result.collectives, None if exposed is None else exposed * 1e3, result.compile_s,
+            None if result.predicted_step_s is None else result.predicted_step_s * 1e3,
+            None if result.predicted_peak_bytes is None else result.predicted_peak_bytes / 1e6,
         ])  # fmt: skip
     headers = ["", "step ms", f"/ {BASE}", "tokens/s", "peak MB", "M elements", "collectives", "exposed ms", "compile s"]
-    return tabulate(rows, headers, floatfmt=("", ".0f", ".2f", ".0f", ".0f", ".2f", "d", ".0f", ".0f"), missingval="-")
+    headers += ["predicted ms", "predicted MB"]
+    formats = ("", ".0f", ".2f", ".0f", ".0f", ".2f", "d", ".0f", ".0f", ".0f", ".0f")
+    return tabulate(rows, headers, floatfmt=formats, missingval="-")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,12 +74,31 @@ def targets(results: dict[str, Result], formula_elements: dict[str, float]) -> l
         elif name in results:
             error = abs(results[name].elements_sent / elements - 1)
             found.append(Target(f"elements sent, {name}: error against the formula", 0.01, error))
+    found += predictions(results)
     return [target for target in found if target.measured is not None]
+
+
+def predictions(results: dict[str, Result]) -> list[Target]:
+    found = []
+    for name, result in results.items():
+        if result.predicted_step_s is not None and name in ("zero 1", "zero 2", "zero 3"):
+            step, peak = result.predicted_step_s / result.median_s, result.predicted_peak_bytes / result.peak_bytes
+            found.append(Target(f"predicted peak memory, {name}: error", 0.05, abs(peak - 1)))
+            found.append(Target(f"predicted step time, {name}: error", 0.25, abs(step - 1)))
+    return found
 
 
 def show_targets(found: list[Target]) -> str:
     rows = [[target.what, target.limit, target.measured, target.verdict] for target in found]
     return tabulate(rows, ["figure", "to reach", "measured", ""], floatfmt=("", ".2f", ".3f", ""))
+
+
+def add_targets(path: pathlib.Path, found: list[Target]) -> None:
+    path.write_text(json.dumps([dataclasses.asdict(target) for target in [*read_targets(path), *found]]))
+
+
+def read_targets(path: pathlib.Path) -> list[Target]:
+    return [Target(**target) for target in json.loads(path.read_text())] if path.exists() else []
 
 
 def machine() -> dict:

@@ -32,7 +32,7 @@ import math
 import torch
 from torch import fx
 
-from ..costs import bytes_of, bytes_sent, link
+from ..costs import byte_s, bytes_of, latency_s
 from ..vocabulary import REDUCTIONS, PassConfig, Report, insert, is_op, is_view, op
 
 aten = torch.ops.aten
@@ -74,8 +74,8 @@ def bucket_collectives(gm: fx.GraphModule, config: PassConfig) -> Report:
 def collect(graph: fx.Graph, kind: str, config: PassConfig, place: dict[fx.Node, int]) -> list[list[Member]]:
     """Members of each bucket, in the order of the graph."""
     hardware = config.hardware
-    travel = bytes_sent(kind, 1, config.world) / (config.world if kind == "all_gather" else 1) / link(config.world, hardware)
-    largest = hardware.latency_s / (COPIES / hardware.memory_bytes_per_s + travel)
+    travel = byte_s(kind, config.world, hardware)
+    largest = latency_s(config.world, hardware) / (COPIES / hardware.memory_bytes_per_s + travel)
     open_buckets: dict[tuple, list[Member]] = {}
     closed = []
     for start in list(graph.find_nodes(op="call_function", target=op(kind))):

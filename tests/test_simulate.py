@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.graphs import CONFIG, gather, reduce, sharded, trace
-from zero_fx.costs import bytes_of, bytes_sent, collective_s, compute_s, flops_of
+from zero_fx.costs import byte_s, bytes_of, collective_s, compute_s, flops_of, latency_s
 from zero_fx.hardware import HARDWARE
 from zero_fx.passes.prefetch import prefetch
 from zero_fx.simulate import play
@@ -83,10 +83,37 @@ def test_costs_by_hand():
     hardware = HARDWARE["h100"]
     moved = 4 * (8 * 16 + 16 * 4 + 8 * 4)
     assert compute_s(product, hardware) == pytest.approx(moved / hardware.memory_bytes_per_s + hardware.launch_s)
-    assert bytes_sent("all_gather", 10, 4) == 30 and bytes_sent("all_reduce", 40, 4) == 60
-    assert bytes_sent("reduce_scatter", 40, 4) == bytes_sent("all_to_all", 40, 4) == 30
-    across = collective_s("all_gather", 1000, 4, 16, hardware)  # two nodes: the network is the slowest link
-    assert across == pytest.approx(hardware.latency_s + 4000 * 15 / hardware.node_link_bytes_per_s)
+
+
+def test_collectives_by_hand():
+    hardware = HARDWARE["h100"]  # 8 ranks a node
+    inside, between = hardware.link_bytes_per_s, hardware.node_link_bytes_per_s
+    assert byte_s("all_gather", 4, hardware) == pytest.approx(3 / 4 / inside)
+    # Two nodes: half of the tensor has to come from the other one, over the 8 links of a node together.
+    assert byte_s("all_gather", 16, hardware) == pytest.approx(max(15 / 16 / inside, 1 / 2 / (8 * between)))
+    assert byte_s("reduce_scatter", 64, hardware) == pytest.approx(max(63 / 64 / inside, 7 / 8 / (8 * between)))
+    assert byte_s("all_reduce", 64, hardware) == pytest.approx(2 * byte_s("reduce_scatter", 64, hardware))
+    assert byte_s("all_to_all", 64, hardware) == pytest.approx(7 / 8 / between)  # over each rank's own link
+    slow = dataclasses.replace(hardware, node_link_bytes_per_s=1e9)
+    assert byte_s("all_gather", 16, slow) == pytest.approx(1 / 2 / 8e9)
+    hops = 14 * hardware.hop_s + hardware.node_hop_s
+    assert latency_s(16, hardware) == pytest.approx(hardware.latency_s + hops)
+    gather, reduction = collective_s("all_gather", 1000, 4, 16, slow), collective_s("reduce_scatter", 16000, 4, 16, slow)
+    assert gather == reduction == pytest.approx(latency_s(16, slow) + 64000 / 2 / 8e9)
+
+
+def test_attention_on_the_cpu_counts_as_on_a_gpu():
+    def function(q, k, v):
+        return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v)[0]
+
+    gm = trace(function, (2, 3, 8, 16), (2, 3, 8, 16), (2, 3, 8, 16))
+    assert sum(map(flops_of, gm.graph.nodes)) == 2 * (2 * 2 * 3 * 8 * 8 * 16)  # two products
+
+
+def test_moving_data_takes_the_ranks_own_time():
+    gm = sharded(products, (2, 4), (2, 4), (4, 4))
+    free, busy = (play(gm, dataclasses.replace(TOY, busy_links=part), 2, fused=False) for part in (0.0, 0.5))
+    assert busy.compute_s == pytest.approx(free.compute_s + 0.5 * free.links_s)
 
 
 def test_a_reduction_is_a_transfer_too():

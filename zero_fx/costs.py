@@ -11,7 +11,7 @@ import math
 
 import torch
 from torch import fx
-from torch.utils.flop_counter import flop_registry
+from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
 from .hardware import Hardware
 from .torch_compat import size_hint
@@ -36,7 +36,8 @@ def bytes_of(value) -> int:
 
 def flops_of(node: fx.Node) -> int:
     """Operations of a matrix product, convolution or attention; 0 for an operator without a formula."""
-    count = flop_registry.get(getattr(node.target, "overloadpacket", None))
+    packet = getattr(node.target, "overloadpacket", None)
+    count = flop_registry.get(packet) or ATTENTION_ON_CPU.get(packet)
     if count is None:
         return 0
     args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: hinted(n.meta.get("val")))
@@ -44,6 +45,20 @@ def flops_of(node: fx.Node) -> int:
         return int(count(*args, **kwargs, out_val=hinted(node.meta.get("val"))))
     except (TypeError, ValueError, AssertionError, AttributeError):
         return 0  # a formula that does not know this form of the operator: it then counts by its bytes
+
+
+def attention_flops(query, key, value, *args, out_val=None, **kwargs) -> int:
+    return sdpa_flop_count(query.shape, key.shape, value.shape)
+
+
+def attention_backward_flops(grad, query, key, value, *args, out_val=None, **kwargs) -> int:
+    return sdpa_backward_flop_count(grad.shape, query.shape, key.shape, value.shape)
+
+
+ATTENTION_ON_CPU = {  # which PyTorch's registry lacks
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: attention_flops,
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: attention_backward_flops,
+}
 
 
 def hinted(value):
@@ -76,18 +91,33 @@ def compute_s(node: fx.Node, hardware: Hardware) -> float:
 
 def collective_s(kind: str, elements: int, element_bytes: int, world: int, hardware: Hardware) -> float:
     """Seconds of one collective over `world` ranks whose input has `elements`, alone on its links."""
-    return hardware.latency_s + bytes_sent(kind, elements * element_bytes, world) / link(world, hardware)
+    full = elements * element_bytes * (world if kind in GATHERS else 1)
+    return latency_s(world, hardware) + full * byte_s(kind, world, hardware)
 
 
-def bytes_sent(kind: str, input_bytes: int, world: int) -> float:
-    """Bytes that a rank sends in a ring: the volumes of Thakur et al., IJHPCA 2005."""
-    if kind in ("all_gather", "gather_held"):
-        return input_bytes * (world - 1)
-    return input_bytes * (world - 1) / world * (2 if kind == "all_reduce" else 1)
+GATHERS = ("all_gather", "gather_held")
 
 
-def link(world: int, hardware: Hardware) -> float:
-    """Bandwidth of the slowest link of a ring over `world` ranks, bytes/s."""
-    if world <= hardware.ranks_per_node:
-        return hardware.link_bytes_per_s
-    return min(hardware.link_bytes_per_s, hardware.node_link_bytes_per_s)
+def latency_s(world: int, hardware: Hardware) -> float:
+    """Seconds of a collective without data: its start, and the steps of a ring through all nodes."""
+    nodes = nodes_of(world, hardware)
+    return hardware.latency_s + (world - nodes) * hardware.hop_s + (nodes - 1) * hardware.node_hop_s
+
+
+def byte_s(kind: str, world: int, hardware: Hardware) -> float:
+    """Seconds that each byte of the full tensor adds: on a rank's own link, or on those between nodes if they are slower.
+
+    As many rings run as a node has ranks, each through another rank's network link. So a node's links between nodes
+    together carry what the node lacks, once (Thakur et al., IJHPCA 2005, for the volumes). An all-to-all reduces nothing
+    on the way: each rank sends every other node its own piece.
+    """
+    nodes = nodes_of(world, hardware)
+    local = -(-world // nodes)
+    inside, between = (world - 1) / world, (nodes - 1) / nodes
+    if kind != "all_to_all":
+        between /= local
+    return max(inside / hardware.link_bytes_per_s, between / hardware.node_link_bytes_per_s) * (2 if kind == "all_reduce" else 1)
+
+
+def nodes_of(world: int, hardware: Hardware) -> int:
+    return -(-world // hardware.ranks_per_node)

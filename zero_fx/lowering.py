@@ -15,12 +15,20 @@ from torch import fx
 
 from .budget import Plan, Problem, choose
 from .config import Config
+from .costs import UNKNOWN_SIZE
 from .partition import Partitioner
 from .passes.pipeline import BUDGET, HALVES, JOINT, SCHEDULE, run_passes
 from .passes.prefetch import start_order
 from .runtime.agree import Agreement
 from .runtime.state import ModelState
-from .torch_compat import CustomGraphPass, aot_autograd, compile_fx, keep_order_options
+from .torch_compat import (
+    CustomGraphPass,
+    aot_autograd,
+    compile_fx,
+    inductor_decompositions,
+    keep_order_options,
+    size_hint,
+)
 from .vocabulary import WHOLE, Gather, PassConfig, Reduce, collective_sequence, find
 
 
@@ -40,12 +48,14 @@ class Backend:
         self.config, self.passes, self.agreement, self.trace = config, passes, agreement, state.trace
         self.resident_bytes, self.held_bytes = resident_bytes(state), held_bytes(state)
         self.graphs = Graphs()
+        self.executes = True  # else nothing is lowered, and a graph answers with empty tensors: see dry_run.py
         self.markers = ""  # of the joint graph that was rewritten last
 
     def __call__(self, gm: fx.GraphModule, example_inputs):
         refuse_weight_edits(gm)
         self.graphs.captured += 1
-        lower = self.lower_inductor if self.config.lowering == "inductor" else self.lower_eager
+        is_inductor = self.config.lowering == "inductor" and self.executes
+        lower = self.lower_inductor if is_inductor else self.lower_eager
         self.markers = ""
         compiled, markers, trace = lower(gm, example_inputs), self.markers, self.trace
         if not markers:
@@ -75,6 +85,8 @@ class Backend:
                 if label == "inference":  # there is nothing to cut, so the partitioner's hook was not called
                     self.rewrite_joint(gm)
                 self.rewrite_half(gm, label)
+                if not self.executes:
+                    return boxed(empty_outputs(gm))
                 if label == "backward":  # node by node: it frees what forward saved as soon as it is read
                     return boxed(fx.Interpreter(gm).boxed_run)
                 return make_boxed_func(gm.forward)
@@ -90,6 +102,7 @@ class Backend:
             bw_compiler=half("backward"),
             inference_compiler=half("inference"),
             partition_fn=partition,
+            decompositions=inductor_decompositions() if self.config.lowering == "inductor" else {},
         )
         return compiler(gm, example_inputs)
 
@@ -130,6 +143,25 @@ def boxed(run):
 
     call._boxed_call = True
     return call
+
+
+def empty_outputs(gm: fx.GraphModule):
+    """In place of a graph: tensors of its outputs' types, with nothing in them."""
+    inputs = list(gm.graph.find_nodes(op="placeholder"))
+    outputs = gm.graph.output_node().args[0]
+
+    def made(value):
+        if isinstance(value, torch.Tensor):
+            sizes, strides = ([size_hint(n, UNKNOWN_SIZE) for n in numbers] for numbers in (value.shape, value.stride()))
+            return torch.empty_strided(sizes, strides, dtype=value.dtype, device=value.device)
+        return size_hint(value, UNKNOWN_SIZE) if isinstance(value, torch.SymInt) else value
+
+    def run(args):
+        given = dict(zip(inputs, args))
+        args.clear()
+        return [given[o] if o in given else made(o.meta["val"]) if isinstance(o, fx.Node) else o for o in outputs]
+
+    return run
 
 
 ADAM_STATES = 2  # of a parameter's size each: what a budget sets aside for the optimizer

@@ -7,11 +7,13 @@ import types
 from typing import TYPE_CHECKING
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
+from .calibrate import calibrated
 from .config import PASSES
-from .costs import link
-from .hardware import hardware_of
+from .costs import byte_s, latency_s
+from .hardware import CALIBRATED, HARDWARE, Hardware, hardware_of
 from .lowering import Backend
 from .runtime.clip import clip_grad_norm
 from .vocabulary import PassConfig
@@ -46,10 +48,12 @@ class CompiledModel:
 
 def pass_config(config: Config, state: ModelState) -> PassConfig:
     """What passes may know of a model and of where it runs."""
-    hardware = hardware_of(torch.device(state.mesh.device_type))
+    hardware = chosen_hardware(config, state)
     bucket_bytes = config.bucket_bytes
     if bucket_bytes is None:
-        bucket_bytes = round(10 * hardware.latency_s * link(state.world, hardware))
+        world = max(state.world, 2)
+        moved_per_s = (world - 1) / world / byte_s("all_gather", world, hardware)
+        bucket_bytes = round(10 * latency_s(world, hardware) * moved_per_s)
     budget = config.memory_budget
     if isinstance(budget, float):
         budget = round(budget * device_bytes(state.mesh.device_type))
@@ -65,6 +69,19 @@ def pass_config(config: Config, state: ModelState) -> PassConfig:
         memory_budget=budget,
         without=tuple(name for name in PASSES if name not in config.optional_passes()),
     )
+
+
+def chosen_hardware(config: Config, state: ModelState) -> Hardware:
+    """The profile that `config.hardware` asks for; the same on all ranks, since buckets depend on it."""
+    device = torch.device(state.mesh.device_type)
+    if config.hardware is None:
+        return hardware_of(device)
+    if config.hardware != CALIBRATED:
+        return HARDWARE[config.hardware]
+    found = [calibrated(device)]
+    if state.world > 1:
+        dist.broadcast_object_list(found, group_src=0, group=state.mesh.get_group())
+    return found[0]
 
 
 def device_bytes(device_type: str) -> int:

@@ -18,7 +18,8 @@ from .vocabulary import COLLECTIVES, is_op, is_view
 
 @dataclasses.dataclass(frozen=True)
 class Timeline:
-    """One graph played once. seconds: of the step on the compute lane, waits included; exposed_s: of those waits alone.
+    """One graph played once. seconds: of the step on the compute lane, waits included; exposed_s: of those waits alone;
+    compute_s: of the rest, which includes what moving data takes of it (Hardware.busy_links).
 
     live: bytes after each node, in order, of what the graph allocated and of the inputs that were counted.
     peak_node: name and user's module of the node at the peak.
@@ -52,6 +53,8 @@ def play(
             seconds = collective_s(kind, size_of(sent), sent.element_size(), world, hardware)
             links, busy = max(links, clock) + seconds, busy + seconds
             done[node.args[0] if is_held else node] = links
+            taken = seconds * hardware.busy_links  # moving data takes the rank's own time, whether anyone waits or not
+            clock, computing = clock + taken, computing + taken
         if is_op(node, "wait"):
             late = max(0.0, done.get(node.args[0], 0.0) - clock)
             clock, exposed = clock + late, exposed + late

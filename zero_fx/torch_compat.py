@@ -51,6 +51,14 @@ CustomGraphPass = private("torch._inductor.custom_graph_pass", "CustomGraphPass"
 aot_autograd = private("torch._dynamo.backends.common", "aot_autograd")
 get_default_store = private("torch.distributed.distributed_c10d", "_get_default_store")
 detect_fake_mode = private("torch._guards", "detect_fake_mode")
+tree_leaves = private("torch.utils._pytree", "tree_leaves")
+tree_map = private("torch.utils._pytree", "tree_map")
+FakeStore = private("torch.testing._internal.distributed.fake_pg", "FakeStore")  # brings the backend "fake" with it
+
+
+def inductor_decompositions() -> dict:
+    """The operators that Inductor takes apart before it sees a graph."""
+    return private("torch._inductor.decomposition", "select_decomp_table")()
 
 
 def compile_fx(gm: torch.fx.GraphModule, example_inputs, config: dict):

@@ -1,0 +1,98 @@
+"""The graphs that a rank of any world would run, captured in one process that has neither the devices nor the peers.
+
+The model's parameters become tensors of their size that nobody writes to, which costs addresses and no memory; the
+process group is PyTorch's fake one. torch.compile captures and the passes rewrite as in training, and then nothing is
+lowered or run: a compiled graph answers with empty tensors of the right shapes, so that what follows a graph break is
+captured too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import dataclasses
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from .compile import compile as compile_model
+from .config import Config, make_config
+from .predict import StepGraphs, graphs_of
+from .torch_compat import FakeStore, tree_leaves, tree_map
+
+
+def dry_run(
+    model: nn.Module,
+    args: tuple = (),
+    kwargs: dict | None = None,
+    *,
+    world: int,
+    rank: int = 0,
+    config: Config | None = None,
+    **options,
+) -> StepGraphs:
+    """Capture the forward of `model` on `args` and `kwargs`, and its backward, as `rank` of `world` ranks would.
+
+    model: plain; it is not changed. It and the arguments may be on the meta device. config, options: as for
+    zero_fx.compile; `hardware` names what the plans are made for. Raises ValueError for a model or an option that cannot
+    be used, RuntimeError inside a process group: this needs a fake one of its own.
+    """
+    config = dataclasses.replace(make_config(config, options), sync_module_states=False)
+    if not 0 <= rank < world:
+        raise ValueError(f"rank={rank}: expected 0 to world - 1 = {world - 1}")
+    if dist.is_initialized():
+        raise RuntimeError("a process group is initialised here, and a dry run needs a fake one: run it in another process")
+    model = hollow_copy(model)
+    args, kwargs = hollow((args, kwargs or {}))
+    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world)
+    try:
+        compile_model(model, config=config)
+        backend = model._zero_fx_compiled.backend
+        backend.executes = False
+        step(model, args, kwargs)
+        return graphs_of(backend)
+    finally:
+        dist.destroy_process_group()
+
+
+def hollow_copy(model: nn.Module) -> nn.Module:
+    """A copy whose parameters are on the CPU and have no values; buffers keep theirs, if they have any."""
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"a dry run takes a torch.nn.Module, got {type(model).__name__}")
+    memo = {}
+    for param in model.parameters():
+        memo[id(param)] = nn.Parameter(untouched(param), requires_grad=param.requires_grad)
+    copied = copy.deepcopy(model, memo)
+    for module in copied.modules():
+        for name, buffer in module._buffers.items():
+            if buffer is not None:
+                module._buffers[name] = untouched(buffer) if buffer.is_meta else buffer.cpu()
+    return copied
+
+
+def hollow(values):
+    """`values` with the tensors that are on the meta device or another than the CPU replaced."""
+
+    def one(value):
+        if not isinstance(value, torch.Tensor):
+            return value
+        return untouched(value).requires_grad_(value.requires_grad) if value.is_meta else value.cpu()
+
+    return tree_map(one, values)
+
+
+def untouched(tensor: torch.Tensor) -> torch.Tensor:
+    """A CPU tensor of the same type. Its pages do not exist until someone writes to them."""
+    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="cpu")
+
+
+def step(model: nn.Module, args: tuple, kwargs: dict) -> None:
+    """Forward, and backward from every output that has one."""
+    outputs = model(*args, **kwargs)
+    with contextlib.suppress(TypeError):  # outputs that are not of a kind that PyTorch can take apart
+        outputs = vars(outputs) if hasattr(outputs, "__dataclass_fields__") else outputs
+    roots = [leaf for leaf in tree_leaves(outputs) if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
+    if roots:
+        torch.autograd.backward(roots, [torch.empty_like(root) for root in roots])
+

@@ -1,0 +1,66 @@
+"""What one step of captured graphs takes on given hardware: seconds, exposed communication, peak bytes."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from torch import fx
+
+from .hardware import Hardware
+from .lowering import ADAM_STATES, Backend
+from .simulate import Timeline, play
+from .vocabulary import PassConfig
+
+# Tensors of a parameter's size that Adam's fused step reads (parameter, gradient, two moments) and writes (all but the gradient).
+ADAM_TRAFFIC = 7
+
+
+@dataclasses.dataclass(frozen=True)
+class StepGraphs:
+    """What one rank runs in a step.
+
+    halves: (label, rewritten graph) in the order of capture: "forward", "backward", "inference".
+    resident_bytes: of this rank's parameters and their optimizer's states. held_bytes: of gathered parameters that live
+        through a step. fused: whether the lowering fuses.
+    """
+
+    halves: tuple[tuple[str, fx.GraphModule], ...]
+    passes: PassConfig
+    resident_bytes: int
+    held_bytes: int
+    fused: bool
+
+    def play(self, hardware: Hardware | None = None) -> list[tuple[str, Timeline]]:
+        """Each graph's simulated timeline; on other hardware than it was planned for, if given."""
+        hardware, world = hardware or self.passes.hardware, self.passes.world
+        return [
+            (label, play(gm, hardware, world, self.fused, self.held_bytes * (label == "backward"), label == "backward"))
+            for label, gm in self.halves
+        ]
+
+    def predict(self, hardware: Hardware | None = None) -> Prediction:
+        hardware = hardware or self.passes.hardware
+        timelines = [timeline for label, timeline in self.play(hardware) if label != "inference"]
+        optimizer_s = self.resident_bytes / (1 + ADAM_STATES) * ADAM_TRAFFIC / hardware.memory_bytes_per_s
+        return Prediction(
+            step_s=sum(t.seconds for t in timelines) + optimizer_s,
+            exposed_s=sum(t.exposed_s for t in timelines),
+            links_s=sum(t.links_s for t in timelines),
+            peak_bytes=self.resident_bytes + max((t.peak_bytes for t in timelines), default=0),
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class Prediction:
+    """Of one micro-batch and Adam's step. exposed_s: of the links' seconds (links_s) those in which the rank waits."""
+
+    step_s: float
+    exposed_s: float
+    links_s: float
+    peak_bytes: int
+
+
+def graphs_of(backend: Backend) -> StepGraphs:
+    """What a compiled model has captured so far."""
+    fused = backend.config.lowering == "inductor"
+    return StepGraphs(tuple(backend.graphs.halves), backend.passes, backend.resident_bytes, backend.held_bytes, fused)
