@@ -63,13 +63,13 @@ class Layer(nn.Module):
         return x + F.dropout(self.down(F.gelu(self.up(self.norm(x)))), 0.1)
 
 
-def run_with(budget, data) -> tuple[int, list[float], list]:
+def run_with(budget, data, lowering: str) -> tuple[int, list[float], list]:
     """(measured peak bytes, losses, plans) of a few steps under a budget."""
     torch._dynamo.reset()
     torch.manual_seed(0)
     plain = nn.Sequential(*[Layer(64) for _ in range(5)])
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
-        model = zero_fx.compile(plain, 3, lowering="eager", memory_budget=budget, keep_whole_below=100, timeout_s=100)
+        model = zero_fx.compile(plain, 3, lowering=lowering, memory_budget=budget, keep_whole_below=100, timeout_s=100)
         optimizer = torch.optim.AdamW(model.parameters())
         losses = []
         for step in range(3):
@@ -87,28 +87,32 @@ def run_with(budget, data) -> tuple[int, list[float], list]:
     return peak, losses, model._zero_fx_compiled.backend.graphs.plans
 
 
-def check_sweep(rank: int, world: int) -> list:
-    """Budgets from generous to tight."""
+BUDGETS = (100 * MIB, 40 * MIB, 24 * MIB, 18 * MIB, 15 * MIB)  # from generous to tight
+
+
+def check_sweep(rank: int, world: int, lowering: str) -> list:
     import gc
 
     data = torch.randn(2048, 64, generator=torch.Generator().manual_seed(rank))
     results = []
-    for budget in (None, 100 * MIB, 24 * MIB, 15 * MIB):
+    for budget in (None, *BUDGETS):
         gc.collect()
-        results.append((budget, *run_with(budget, data)))
+        results.append((budget, *run_with(budget, data, lowering)))
     with pytest.raises(Exception, match=r"memory_budget=1,048,576 bytes cannot be met: the smallest feasible is [\d,]+ bytes"):
-        run_with(MIB, data)
+        run_with(MIB, data, lowering)
     return [(budget, peak, losses, [(p.fraction, len(p.kept), p.peak_bytes) for p in plans]) for budget, peak, losses, plans in results]
 
 
 @pytest.mark.full
-@pytest.mark.timeout(240)
-def test_measured_memory_follows_the_budget_and_losses_do_not():
-    for results in ranks.run(check_sweep, timeout_s=220):
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("lowering", ["eager", "inductor"])
+def test_measured_memory_follows_the_budget_and_losses_do_not(lowering):
+    for results in ranks.run(check_sweep, lowering, timeout_s=390):
         print(*results, sep="\n")
         (_, without, losses, _), *budgeted = results
         for budget, peak, these, plans in budgeted:
-            assert these == losses, "a budget changed the numbers"
+            # Inductor fuses what is computed again with other operators, which may round otherwise.
+            assert these == losses if lowering == "eager" else these == pytest.approx(losses, rel=1e-5)
             assert peak <= 1.05 * budget
             assert plans and plans[0][2] <= budget
         peaks = [peak for _, peak, *_ in budgeted]

@@ -6,6 +6,7 @@ reported at import, by name, so that a PyTorch upgrade fails with one clear line
 
 from __future__ import annotations
 
+import functools
 import importlib
 import re
 import warnings
@@ -66,13 +67,27 @@ def compile_fx(gm: torch.fx.GraphModule, example_inputs, config: dict):
     return private("torch._inductor.compile_fx", "compile_fx")(gm, example_inputs, config_patches=config)
 
 
-def keep_order_options() -> dict:
-    """Inductor's options under which it emits our collectives in the order of the graph: it would lower the peak of
-    memory by undoing a prefetch, and 2.14 moves collectives by itself."""
-    options = {"reorder_for_peak_memory": False}
+def keep_order_options(namespace: str) -> dict:
+    """Inductor's options under which it emits the operators of `namespace` in the order of the graph. It would lower the
+    peak of memory by undoing a prefetch; 2.14 moves collectives by itself; and what it fuses pulls along what the
+    fused nodes need, past operators that it does not know for collectives."""
+    options = {"reorder_for_peak_memory": False, "_pre_fusion_custom_pass": functools.partial(chain, namespace)}
     if hasattr(private("torch._inductor", "config").aten_distributed_optimizations, "enable_simple_overlap"):
         options["aten_distributed_optimizations.enable_simple_overlap"] = False
     return options
+
+
+def chain(namespace: str, nodes: list) -> list:
+    """Let each operator of `namespace` depend on the one before it, as Inductor does with the collectives it knows."""
+    weak_dep = private("torch._inductor.dependencies", "WeakDep")
+    found = [n for n in nodes if getattr(getattr(n.node, "op_overload", None), "namespace", "") == namespace]
+    for before, node in zip(found, found[1:]):
+        mine = next(iter(node.get_buffer_names()))
+        for name in before.get_buffer_names():
+            node.add_fake_dep(weak_dep(name, mutating_buf=mine, is_fake=True))
+    if found:
+        found[0].scheduler.compute_ancestors()  # by which fusions that would make a cycle are found
+    return nodes
 
 
 def saved_fraction(fraction: float):
