@@ -43,6 +43,8 @@ def launch(args: argparse.Namespace, arguments: list[str]) -> int:
         rest = [a for a in arguments if a not in NAMES and a != "--model"]
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(args.world)]
         environment = {"OMP_NUM_THREADS": "1", "KINETO_LOG_LEVEL": "6", **os.environ}  # the profiler's own lines
+        if not torch.cuda.is_available():
+            environment.setdefault("DS_ACCELERATOR", "cpu")  # else DeepSpeed warns that it has looked for others
         done = subprocess.run([*command, "-m", __package__, "--model", name, *rest], env=environment)
         if done.returncode:
             return done.returncode
