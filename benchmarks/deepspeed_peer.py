@@ -42,23 +42,18 @@ class DeepSpeedModel(nn.Module):
 
 
 def configuration(stage: int) -> dict:
-    """DeepSpeed's defaults are for billions of parameters: buffers of 2 GB, and weights that stay gathered while fewer
-    than a billion elements pass. Its sizes are DDP's bucket here, and weights go after forward as FSDP2's do."""
-    zero = {
-        "stage": stage,
-        "reduce_bucket_size": BUCKET,
-        "allgather_bucket_size": BUCKET,
-        "overlap_comm": torch.cuda.is_available(),  # on CPU there are no streams, but it would take a second bucket
-    }
+    """DeepSpeed's default sizes are for billions of parameters: buffers of 2 GB, and no weight released while its next
+    use is within a billion elements. Here all are scaled alike, so that its bucket is DDP's."""
+    zero = {"stage": stage, "reduce_bucket_size": BUCKET, "allgather_bucket_size": BUCKET}
+    zero["overlap_comm"] = torch.cuda.is_available()  # CPU has no streams: it would only take a second bucket
     if stage == 3:
-        zero |= {"stage3_prefetch_bucket_size": BUCKET, "stage3_max_reuse_distance": 0}
+        reach = {"stage3_max_live_parameters": 2 * BUCKET, "stage3_max_reuse_distance": 2 * BUCKET}
+        zero |= {"stage3_prefetch_bucket_size": BUCKET // 10, **reach}
     else:
-        zero["compute_grad_norm"] = False  # nobody else computes it: nothing clips
-    # The micro-batch size is not the model's: DeepSpeed only reports by it. steps_per_print keeps it quiet.
+        zero["compute_grad_norm"] = False  # as nothing clips, no other variant computes it; stage 3 always does
     return {
-        "train_micro_batch_size_per_gpu": 1,
-        "gradient_clipping": 0.0,  # its default may clip
-        "steps_per_print": None,
+        "train_micro_batch_size_per_gpu": 1,  # the engine only reports by it
+        "gradient_clipping": 0.0,  # it clips to 1 where this is left out
         "zero_optimization": zero,
         "zero_allow_untested_optimizer": True,
     }
