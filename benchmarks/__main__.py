@@ -62,6 +62,8 @@ def launch(args: argparse.Namespace, arguments: list[str]) -> int:
 def torchrun(world: int, command: list[str]) -> int:
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(world)]
     quiet = {"OMP_NUM_THREADS": "1", "KINETO_LOG_LEVEL": "6"}  # the profiler's own lines
+    if not torch.cuda.is_available():
+        quiet["DS_ACCELERATOR"] = "cpu"  # else DeepSpeed warns that it has looked for others
     return subprocess.run([*launcher, *command], env={**quiet, **os.environ}).returncode
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
+from . import deepspeed_peer
 from .models import Workload
 
 LR = 1e-3
@@ -66,45 +67,15 @@ def make_zero(workload, mesh, stage: int, **options):
     return model, adamw(model)
 
 
-class Engine:
-    """DeepSpeed's engine as an optimizer: it steps and zeroes by itself."""
-
-    def __init__(self, engine):
-        self.engine = engine
-
-    def step(self):
-        self.engine.step()
-
-    def zero_grad(self):
-        pass
-
-
-class DeepSpeedModel(nn.Module):
-    """The engine as a module, whose backward `train_step` asks the engine for."""
-
-    def __init__(self, engine):
-        super().__init__()
-        self.engine = engine
-
-    def forward(self, *batch):
-        return self.engine(*batch)
-
-
 def make_deepspeed(workload, mesh, stage: int):
-    import deepspeed
-
-    zero = {"stage": stage, "overlap_comm": True}
-    config = {"train_micro_batch_size_per_gpu": 1, "zero_optimization": zero, "zero_allow_untested_optimizer": True}
     model = plain(workload)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=LR)
-    engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config, dist_init_required=False)
-    return DeepSpeedModel(engine), Engine(engine)
+    return deepspeed_peer.build(model, adamw(model), stage)
 
 
 def train_step(model: nn.Module, optimizer, batch) -> torch.Tensor:
     """One optimizer step; returns this rank's loss."""
     loss = model(*batch)
-    if isinstance(optimizer, Engine):
+    if isinstance(optimizer, deepspeed_peer.Engine):
         optimizer.engine.backward(loss)
     else:
         loss.backward()

@@ -5,13 +5,18 @@ from __future__ import annotations
 import parity
 import pytest
 import ranks
+import torch
 import zoo
+from zoo.common import Draw
 
 STAGES = (0, 1, 2, 3)
 # Models that together have each kind of marker and layout: run with other worlds, and with Inductor.
 CHOSEN = ("mlp_some_whole", "tied_head", "odd_sizes", "graph_break")
 # (model, stage); the rest only in the full run. The second: Inductor gives convolutions another layout.
 INDUCTOR = (("odd_sizes", 3), ("strided", 1))
+
+# torch.compile's own gradients are wrong here, without zero_fx too: see the last test.
+WRONG_IN_INDUCTOR = ("spectral_norm_by_hook",)
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -38,6 +43,8 @@ def marks_of(case, number: int, stage: int, world: int, lowering: str) -> tuple:
     """A capture costs most of a second on each core. So each model runs at one or two stages, and all of them at all
     stages, worlds and lowerings only in the full run."""
     slow, full = (pytest.mark.slow,), (pytest.mark.full,)
+    if lowering == "inductor" and case.name in WRONG_IN_INDUCTOR:
+        return (*full, pytest.mark.xfail(strict=True, reason="Inductor's own gradients are wrong for this model"))
     if lowering == "inductor":
         return slow if (case.name, stage) in INDUCTOR else full
     if world != 2:
@@ -69,3 +76,17 @@ def test_eager_3_ranks(name, stage):
 @pytest.mark.parametrize("name, stage", items(2, "inductor"))
 def test_inductor(name, stage):
     ranks.run(parity.check_parity, name, stage, "inductor", world=2, timeout_s=220)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", WRONG_IN_INDUCTOR)
+def test_what_inductor_gets_wrong_it_does_by_itself(name):
+    """One process, no zero_fx. When this fails PyTorch has mended it, and the model can leave the list."""
+    case = zoo.CASES[name]
+    eager, compiled = parity.build(case), parity.build(case)
+    batch = case.batch(Draw(0, 0, 0))
+    case.train(eager, batch)
+    case.train(torch.compile(compiled), batch)
+    with pytest.raises(AssertionError):
+        for one, other in zip(eager.parameters(), compiled.parameters()):
+            torch.testing.assert_close(one.grad, other.grad, rtol=1e-2, atol=1e-4)
