@@ -28,6 +28,7 @@ test: $(VENV)/.installed-test
 	$(BIN)/python -m pytest -m "not full"
 
 test-all: $(VENV)/.installed-test
+	$(BIN)/python -m pip install --quiet -e '.[test,triton]'
 	$(BIN)/python -m pytest
 
 quick: $(VENV)/.installed-test
