@@ -71,7 +71,7 @@ class Agreement:
 
         return (
             "zero_fx: ranks compiled different collectives, so they would hang or mix up their data. This happens "
-            "when ranks take different branches (another expert, a missing input) in one step.\n"
+            "when ranks take different branches (another expert, a missing input) in one step, or were given other options.\n"
             f"  rank {self.rank}, from the first difference:\n{show(*ours)}\n"
             f"  rank {rank}:\n{show(*theirs)}"
         )

@@ -61,7 +61,7 @@ class ParamState:
         new = memo[id(self)] = object.__new__(ParamState)
         new.__dict__.update(self.__dict__)
         new.model = copy.deepcopy(self.model, memo)
-        new.param = copy.deepcopy(self.param, memo)
+        new.param = self.copy_param(memo)
         new.make_buffers()
         return new
 
@@ -72,6 +72,17 @@ class ParamState:
         for name, value in vars(full).items():  # what people note on parameters, to sort them into groups
             setattr(param, name, value)
         return param
+
+    def copy_param(self, memo) -> torch.nn.Parameter:
+        """For copy.deepcopy: a parameter of its own without a gradient, as for a plain one. DTensor would copy the
+        gradient too, which fails for those that a compiled graph returned."""
+        if id(self.param) not in memo:
+            tensor = self.as_dtensor(self.param._local_tensor.detach().clone())
+            param = memo[id(self.param)] = torch.nn.Parameter(tensor, requires_grad=self.param.requires_grad)
+            for name, value in vars(self.param).items():
+                if not name.startswith("_"):
+                    setattr(param, name, copy.deepcopy(value, memo))
+        return memo[id(self.param)]
 
     def rows_of(self, full: torch.Tensor) -> torch.Tensor:
         """This rank's part of a tensor of the full shape: a view of its rows, or all of it if kept whole."""

@@ -19,7 +19,7 @@ import weakref
 import torch
 import torch.distributed as dist
 
-from .markers import STEP
+from .markers import STEP, WHOLE
 from .param import ParamState
 from .tensors import backend_of
 from .trace import Trace
@@ -65,6 +65,9 @@ class ModelState:
             yield
             for state in self.params.values():
                 state.check_unedited()
+            if not torch.is_grad_enabled() and any(state.lifetime != WHOLE for state in self.params.values()):
+                # No backward pass will compare, and the caller gets what these gathers gave.
+                self.trace.compare(self.mesh.get_group(), self.mesh.device_type)
         finally:
             self.in_forward = False
             for state in self.params.values():

@@ -1,7 +1,9 @@
-"""What a rank ran since the last backward pass, as one number that ranks compare at the end of each.
+"""What a rank ran since the last comparison, as one number that ranks compare: at the end of each backward pass, and of
+each forward that has none.
 
 Two ranks that take different branches run collectives of different parameters. Where these happen to have one size,
-nothing fails and data are mixed up. The comparison is one all-reduce of two numbers, before the optimizer steps.
+nothing fails and data are mixed up. The comparison is one all-reduce of two numbers, before the optimizer steps and
+before an evaluation's outputs are returned.
 """
 
 from __future__ import annotations
@@ -37,8 +39,16 @@ class Trace:
         largest = torch.tensor([mine, -mine], device=device_type)
         dist.all_reduce(largest, dist.ReduceOp.MAX, group=group)
         if largest[0] != -largest[1]:
+            everyones: list = [None] * group.size()
+            dist.all_gather_object(everyones, (mine, notes), group=group)
+            rank = group.rank()
+            other = next(i for i, (value, _) in enumerate(everyones) if value != mine)
             raise RuntimeError(
-                "zero_fx: ranks ran different collectives in this step, so gathered parameters and gradients were "
-                "mixed up; do not step the optimizer. Ranks must take the same branches. This rank ran last:\n  "
-                + "\n  ".join(notes or ["(nothing)"])
+                "zero_fx: ranks ran different collectives since they last compared, so gathered parameters and gradients "
+                "were mixed up; do not step the optimizer or use the outputs. Ranks must take the same branches.\n"
+                f"  rank {rank} ran last:\n{shown(notes)}\n  rank {other}:\n{shown(everyones[other][1])}"
             )
+
+
+def shown(notes: list[str]) -> str:
+    return "\n".join("    " + note for note in notes or ["(nothing)"])

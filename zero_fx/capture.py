@@ -138,6 +138,8 @@ class ShardedMethods:
 
     def __deepcopy__(self, memo):
         new = memo[id(self)] = type(self).__new__(type(self))
+        for state in self._zero_fx.values():
+            state.copy_param(memo)
         values = self.__dict__.copy()
         values.pop("_compiled_call_impl", None)
         new.__dict__.update(copy.deepcopy(values, memo))

@@ -44,7 +44,7 @@ def compile(  # noqa: A001
     config = make_config(config, options)
     check_model(model)
     device = device_of(model)
-    mesh = default_mesh(device) if mesh is None else check_mesh(mesh, device)
+    mesh = default_mesh(device, config.timeout_s) if mesh is None else check_mesh(mesh, device)
     check_optimizer(optimizer, model)
     if config.sync_module_states:
         sync_from_rank_0(model, mesh)

@@ -25,7 +25,8 @@ class Config:
     keep_whole_below: a parameter with fewer elements than this is kept whole on every rank and its gradient
         all-reduced: not worth two collectives more. 0-dim and empty parameters are always kept whole.
     sync_module_states: take parameters and buffers from rank 0, so that ranks seeded differently agree.
-    timeout_s: seconds that ranks wait for one another to compile the same graphs.
+    timeout_s: seconds that ranks wait for one another to compile the same graphs; and in a collective, where compile
+        initialises the process group. (A group that you initialised has the timeout that you gave it.)
     memory_budget: bytes of a rank's whole step: an int, "24GiB", or a fraction of the device's memory (a float). Fewer
         activations are saved until it is met, and gathered parameters stay for backward while it lasts. Sets aside
         Adam's two states of a parameter's size. A model of several graphs has each planned for itself.

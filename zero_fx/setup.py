@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import os
 
 import torch
@@ -22,12 +23,13 @@ def device_of(model: nn.Module) -> torch.device:
     return next(iter(where), torch.device("cpu"))
 
 
-def default_mesh(device: torch.device) -> DeviceMesh:
-    """All ranks. Initialises the process group from torchrun's environment, or as a world of one rank without it."""
+def default_mesh(device: torch.device, timeout_s: float) -> DeviceMesh:
+    """All ranks. Initialises the process group from torchrun's environment, or as a world of one rank without it; its
+    collectives then give up after `timeout_s`."""
     if not dist.is_initialized():
         backend = dist.get_default_backend_for_device(device)
         if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
-            dist.init_process_group(backend)
+            dist.init_process_group(backend, timeout=datetime.timedelta(seconds=timeout_s))
         else:
             dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
     return init_device_mesh(device.type, (dist.get_world_size(),))

@@ -247,6 +247,8 @@ def check_copy_is_apart(rank: int, world: int, stage: int) -> None:
     for step in range(3):
         for model in (twin.plain, twin.sharded):
             case.train(model, case.batch(Draw(rank, step, 0)))
+        copied = copy.deepcopy(twin.sharded)  # with gradients at hand, which a copy leaves behind
+        assert all(param.grad is None for param in copied.parameters())
         twin.step()
         for model, average in zip((twin.plain, twin.sharded), averages):
             with torch.no_grad():
