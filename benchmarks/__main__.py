@@ -56,6 +56,8 @@ def launch(args: argparse.Namespace, arguments: list[str]) -> int:
             return 0
         found = report.read_targets(path) + static.targets() + compile_time.targets(args.world)
     print("\n" + report.show_targets(found))
+    if args.out:
+        report.add_targets(args.out / "targets.json", found)
     return 0
 
 
@@ -133,6 +135,7 @@ def tell(args, name: str, results: dict[str, Result], job, data) -> None:
     if args.out:
         setting = {"model": name, "world": args.world, "parameters": sum(p.numel() for p in job.build().parameters())}
         report.write_json(args.out / f"{name}_{args.world}.json", setting, results, found)
+        report.draw_memory(args.out / f"{name}_{args.world}_memory.svg", results, f"{name}, {args.world} ranks")
         report.draw_steps(args.out / f"{name}_{args.world}.svg", results, f"{name}, {args.world} ranks")
 
 

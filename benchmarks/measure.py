@@ -26,13 +26,14 @@ from .variants import Variant, train_step
 
 WARM_STEPS = 3  # before anything is timed; losses are compared over them
 PEAK_STEPS = 2  # over which memory is looked at
+BINS = 300  # points of a curve of memory over time
 MARK = "benchmark: memory from here"
 
 
 @dataclasses.dataclass
 class Result:
-    """Of one variant on one rank. step_s: one entry for each round. Bytes and elements per rank and step. What is
-    predicted is zero_fx's cost model on the profile that was measured in this run."""
+    """Of one variant on one rank. step_s: one entry for each round. Bytes and elements per rank and step.
+    memory: (milliseconds, bytes) over PEAK_STEPS steps. What is predicted is zero_fx's cost model on the profile that was measured in this run."""
 
     name: str
     losses: list[float]
@@ -40,6 +41,7 @@ class Result:
     peak_bytes: int
     collectives: int
     elements_sent: float
+    memory: list[tuple[float, int]]
     predicted_step_s: float | None = None
     predicted_peak_bytes: int | None = None
     step_s: list[float] = dataclasses.field(default_factory=list)
@@ -80,7 +82,8 @@ def warm_up(workload: Workload, variant: Variant, mesh, data, hardware: Hardware
         train_step(model, optimizer, data[-1])
     calls, elements = count_traffic(traffic, dist.get_world_size())
     means = [mean_over_ranks(loss) for loss in losses]
-    result = Result(variant.name, means, first_s - step_s, peak_of(memory), calls, elements)
+    curve = memory_of(memory)
+    result = Result(variant.name, means, first_s - step_s, max(size for _, size in curve), calls, elements, curve)
     if hasattr(model, "_zero_fx_compiled"):
         predicted = graphs_of(model._zero_fx_compiled.backend).predict(hardware)
         result.predicted_step_s, result.predicted_peak_bytes = predicted.step_s, predicted.peak_bytes
@@ -93,16 +96,20 @@ def mean_over_ranks(loss: torch.Tensor) -> float:
     return total.item() / dist.get_world_size()
 
 
-def peak_of(recorded: profile) -> int:
-    """Highest sum of allocations since the profile began, after the mark."""
+def memory_of(recorded: profile) -> list[tuple[float, int]]:
+    """(milliseconds since the mark, bytes): the sum of allocations since the profile began, the highest of each of BINS
+    intervals from the mark on."""
     events = recorded.profiler.kineto_results.events()
     begin = min(event.start_ns() for event in events if event.name() == MARK)
-    live = peak = 0
-    for event in sorted((e for e in events if e.name() == "[memory]"), key=lambda e: e.start_ns()):
-        live += event.nbytes()
-        if event.start_ns() >= begin:
-            peak = max(peak, live)
-    return peak
+    changes = sorted((e.start_ns(), e.nbytes()) for e in events if e.name() == "[memory]")
+    width = max(1, changes[-1][0] - begin) / BINS
+    live, highest = 0, {}
+    for start, size in changes:
+        live += size
+        if start >= begin:
+            place = int((start - begin) / width)
+            highest[place] = max(highest.get(place, 0), live)
+    return [(round(place * width / 1e6, 2), size) for place, size in highest.items()]
 
 
 # Operators of a process group whose input shape is recorded: its place, and what a rank sends in a ring per element.

@@ -94,7 +94,8 @@ def show_targets(found: list[Target]) -> str:
 
 
 def add_targets(path: pathlib.Path, found: list[Target]) -> None:
-    path.write_text(json.dumps([dataclasses.asdict(target) for target in [*read_targets(path), *found]]))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps([dataclasses.asdict(target) for target in [*read_targets(path), *found]], indent=1) + "\n")
 
 
 def read_targets(path: pathlib.Path) -> list[Target]:
@@ -125,14 +126,36 @@ def write_json(path: pathlib.Path, setting: dict, results: dict[str, Result], fo
     path.write_text(json.dumps(data, indent=1) + "\n")
 
 
-def draw_steps(path: pathlib.Path, results: dict[str, Result], title: str) -> None:
-    """Bars of the median step time and of the peak memory, one for each variant."""
+def draw_memory(path: pathlib.Path, results: dict[str, Result], title: str) -> None:
+    """Bytes over two steps, as parts of each variant's own duration, since they take unlike long."""
+    pyplot = plotting()
+    figure, axis = pyplot.subplots(figsize=(8, 4), layout="constrained")
+    for name, result in results.items():
+        if "no " not in name and "only " not in name:
+            end = result.memory[-1][0] / 2
+            axis.plot([t / end for t, _ in result.memory], [size / 1e6 for _, size in result.memory], label=name, linewidth=1)
+    axis.set_xlabel("steps")
+    axis.set_ylabel("MB on a rank")
+    axis.set_ylim(0)
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.legend(frameon=False, fontsize=7, ncols=3)
+    figure.suptitle(title, fontsize=10)
+    figure.savefig(path, metadata={"Date": None})
+
+
+def plotting():
     import matplotlib
 
     matplotlib.use("svg")
     matplotlib.rcParams["svg.hashsalt"] = "zero_fx"
     from matplotlib import pyplot
 
+    return pyplot
+
+
+def draw_steps(path: pathlib.Path, results: dict[str, Result], title: str) -> None:
+    """Bars of the median step time and of the peak memory, one for each variant."""
+    pyplot = plotting()
     names = list(results)
     figure, axes = pyplot.subplots(1, 2, figsize=(9, 0.3 * len(names) + 1.2), layout="constrained", sharey=True)
     panels = ([results[n].median_s * 1e3 for n in names], "step, ms"), ([results[n].peak_bytes / 1e6 for n in names], "peak, MB")
