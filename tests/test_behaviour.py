@@ -57,7 +57,7 @@ def test_volume_equals_the_formula(stage, micros):
     ranks.run(graphs.check_volume, stage, micros)
 
 
-@pytest.mark.parametrize("stage", over((0, 1, 2, 3), rest=full)[:3] + [pytest.param(3, marks=slow)])
+@pytest.mark.parametrize("stage", over((0, 1, 2, 3), rest=full))
 def test_volume_of_3_ranks(stage):
     ranks.run(graphs.check_volume, stage, 2, world=3)
 

@@ -13,7 +13,7 @@ from zero_fx.shapes import LlamaSize, llama
 from zero_fx.text import text
 
 TOKENS = torch.zeros(4, dtype=torch.long)
-TINY = LlamaSize(layers=2, dim=32, hidden=64, heads=4, kv_heads=2, vocab=64)
+TINY = LlamaSize(layers=1, dim=32, hidden=64, heads=4, kv_heads=2, vocab=64)
 OPTIONS = {"lowering": "eager", "keep_whole_below": 0}
 
 
@@ -24,13 +24,14 @@ def clean():
     assert not dist.is_initialized()
 
 
-@pytest.mark.parametrize("stage", [0, 1, 3])
+@pytest.mark.parametrize("stage", [pytest.param(0, marks=pytest.mark.slow), pytest.param(1, marks=pytest.mark.slow), 3])
 def test_the_same_graphs_as_in_training(stage):
     trained = graphs_of(Classifier(), TOKENS, world=4, rank=1, stage=stage)
     graphs = dry_run(Classifier(), (TOKENS,), world=4, rank=1, stage=stage, **OPTIONS)
     assert {label: text(gm) for label, gm in graphs.halves} == trained
 
 
+@pytest.mark.slow
 def test_a_model_on_the_meta_device_and_its_copy_on_the_cpu_have_one_prediction():
     model, args = llama(TINY, 2, 16, torch.float32)
     on_cpu = llama(TINY, 2, 16, torch.float32)[0].to_empty(device="cpu")
@@ -42,6 +43,7 @@ def test_a_model_on_the_meta_device_and_its_copy_on_the_cpu_have_one_prediction(
     assert all(param.is_meta for param in model.parameters())
 
 
+@pytest.mark.slow
 def test_resident_bytes_are_the_shards_and_adams_states():
     model, args = llama(TINY, 1, 16, torch.bfloat16)
     whole = sum(param.nbytes for param in model.parameters())
@@ -70,11 +72,12 @@ def test_without_a_gradient_there_is_one_graph():
     assert [label for label, _ in dry_run(model, (torch.ones(1, 8),), world=2, **OPTIONS).halves] == ["inference"]
 
 
+@pytest.mark.slow
 def test_passes_hide_communication():
     """The more compute there is beside it, the less is exposed; without the passes all of it is."""
-    model, args = llama(dataclasses.replace(TINY, dim=512, hidden=1024), 8, 256)
+    model, args = llama(dataclasses.replace(TINY, layers=2, dim=512, hidden=1024), 8, 256)
     with_passes = dry_run(model, args, world=64, hardware="h100", **OPTIONS).predict()
-    model, args = llama(dataclasses.replace(TINY, dim=512, hidden=1024), 8, 256)
+    model, args = llama(dataclasses.replace(TINY, layers=2, dim=512, hidden=1024), 8, 256)
     without = dry_run(model, args, world=64, hardware="h100", passes=(), **OPTIONS).predict()
     assert without.exposed_s == pytest.approx(without.links_s, rel=0.05)
     assert with_passes.exposed_s < 0.9 * without.exposed_s and with_passes.step_s < without.step_s

@@ -36,12 +36,12 @@ LONG = ("data_dependent", "hf_llama_checkpoint", "hf_vit", "encoder", "encoder_l
 LONG += ("unfrozen_and_frozen", "encoder_layer_eval", "lora_checkpoint_reentrant", "frozen_norm_checkpoint")
 LONG += ("hf_gpt2", "cross_attention", "encoder_decoder", "unfrozen_later_checkpoint", "dropout_flips", "lstm_cell")
 # At stages 0 and 1 too, where gradients stay local over micro-batches and there are two captures.
-LOCAL = ("lora", "checkpoint_dropout", "three_forwards", "mixture")
+LOCAL = ("lora", "mixture")
 
 
 def marks_of(case, number: int, stage: int, world: int, lowering: str) -> tuple:
-    """A capture costs most of a second on each core. So each model runs at one or two stages, and all of them at all
-    stages, worlds and lowerings only in the full run."""
+    """A capture costs most of a second on each core. So every other model, and each that is marked quick, runs at one or
+    two stages, and all of them at all stages, worlds and lowerings only in the full run."""
     slow, full = (pytest.mark.slow,), (pytest.mark.full,)
     if lowering == "inductor" and case.name in WRONG_IN_INDUCTOR:
         return (*full, pytest.mark.xfail(strict=True, reason="Inductor's own gradients are wrong for this model"))
@@ -55,7 +55,7 @@ def marks_of(case, number: int, stage: int, world: int, lowering: str) -> tuple:
         return () if stage == 3 else slow if stage == (0, 1, 3)[number % 3] and case.name != "unfrozen_later" else full
     if case.name in LOCAL:
         return slow if stage == number % 2 else full
-    return slow if case.name not in LONG and stage == (3, 2, 3)[number % 3] else full
+    return slow if number % 2 and case.name not in LONG and stage == (3, 2, 3)[number % 3] else full
 
 
 @pytest.mark.parametrize("name, stage", items(2, "eager"))

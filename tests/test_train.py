@@ -164,7 +164,7 @@ def test_on_gpus(stage, tmp_path):
     assert losses[-1] < losses[0] - 1
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.timeout(300)
 def test_micro_batches(tmp_path):
     """The same with two micro-batches, in processes that have a group already."""

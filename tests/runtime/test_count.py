@@ -38,7 +38,7 @@ def train_step(rank, world, lowering):
     return count.calls, count.elements, count.collectives
 
 
-@pytest.mark.parametrize("lowering", ["eager", pytest.param("inductor", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("lowering", ["eager", pytest.param("inductor", marks=pytest.mark.full)])
 def test_forward_and_backward_of_a_compiled_model_by_hand(lowering):
     """Forward gathers both weights; backward the second again, whose input needs a gradient; both are reduced."""
     for calls, elements, collectives in ranks.run(train_step, lowering):
