@@ -35,7 +35,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--only", nargs="+", default=None, help="variants by name, such as 'zero 3' 'fsdp2'")
     parser.add_argument("--ablate", action="store_true", help="each pass alone, each left out, none; with --quick off: on")
     parser.add_argument("--world", type=int, default=2, help="ranks (default: 2)")
-    parser.add_argument("--rounds", type=int, default=None, help="timed rounds of one step each (default: 12; quick: 8)")
+    parser.add_argument("--rounds", type=int, default=None, help="timed rounds of one step each (default: 12; quick: 6)")
     parser.add_argument("--calibrate", action="store_true", help="only measure this machine's profile, and keep it")
     parser.add_argument("--targets", type=pathlib.Path, help=argparse.SUPPRESS)  # where a worker leaves its figures
     parser.add_argument("--out", type=pathlib.Path, default=None, help="folder for JSON and plots")
@@ -95,7 +95,7 @@ def work(args: argparse.Namespace) -> None:
     torch._dynamo.config.recompile_limit = 64  # variants share code objects
     rank, name = dist.get_rank(), args.model[0]
     job, variants = workload(name), chosen(args)
-    rounds = args.rounds or (8 if args.quick else 12)
+    rounds = args.rounds or (6 if args.quick else 12)
     data = batches(job, rank, WARM_STEPS + 3)
     bar = tqdm(total=len(variants) + rounds, desc=name, disable=rank > 0, file=sys.stderr)
     running = []
