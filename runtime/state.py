@@ -65,9 +65,8 @@ class ModelState:
             yield
             for state in self.params.values():
                 state.check_unedited()
-            if not torch.is_grad_enabled() and any(state.lifetime != WHOLE for state in self.params.values()):
-                # No backward pass will compare, and the caller gets what these gathers gave.
-                self.trace.compare(self.mesh.get_group(), self.mesh.device_type)
+            if not torch.is_grad_enabled():  # no backward pass will compare, and the caller gets what was gathered
+                self.compare_gathers()
         finally:
             self.in_forward = False
             for state in self.params.values():
@@ -75,7 +74,15 @@ class ModelState:
             if not torch.is_grad_enabled() and not self.is_accumulating:
                 self.release()
 
+    def compare_gathers(self) -> None:
+        """Raise unless ranks ran the same collectives, where forward has any."""
+        if any(state.lifetime != WHOLE for state in self.params.values()):
+            self.trace.compare(self.mesh.get_group(), self.mesh.device_type)
+
     def begin_forward(self) -> None:
+        if self.trace.is_open:
+            self.compare_gathers()  # of a forward whose backward has not come, and may never
+        self.trace.is_open = True
         for state in self.params.values():
             self.hook_param(state)
         if self.is_accumulating:

@@ -19,10 +19,11 @@ SHOWN = 20
 
 
 class Trace:
-    """A running checksum of what was noted, and the last notes for the error."""
+    """A running checksum of what was noted, and the last notes for the error. `is_open` from the begin of a forward to
+    the next comparison."""
 
     def __init__(self):
-        self.value = 0
+        self.value, self.is_open = 0, False
         self.notes: list[str] = []
 
     def note(self, what: str) -> None:
@@ -33,7 +34,7 @@ class Trace:
     def compare(self, group, device_type: str) -> None:
         """Raise RuntimeError on every rank unless all ranks of `group` noted the same; then start anew."""
         mine, notes = self.value, self.notes
-        self.value, self.notes = 0, []
+        self.value, self.notes, self.is_open = 0, [], False
         if group.size() == 1 or backend_of(group, device_type) == "fake":
             return
         largest = torch.tensor([mine, -mine], device=device_type)

@@ -6,6 +6,7 @@ import math
 import pytest
 import ranks
 import torch
+import torch.distributed as dist
 from torch import nn
 
 import zero_fx
@@ -19,7 +20,14 @@ def test_a_line_through_points_on_it():
     assert line([(n, 2e-3 + n * 1e-9) for n in (1e4, 1e6, 1e8)]) == pytest.approx((2e-3, 1e-9))
 
 
-def test_kept_and_read_again(tmp_path, monkeypatch):
+@pytest.fixture
+def ends_without_group():
+    yield
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def test_kept_and_read_again(tmp_path, monkeypatch, ends_without_group):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     with pytest.raises(ValueError, match="zero-fx bench --calibrate"):
         calibrated(CPU)
@@ -63,6 +71,24 @@ def plans_with_its_own(rank: int, world: int, folder: str):
     finally:
         del os.environ["XDG_CACHE_HOME"]
     return model._zero_fx_compiled.backend.passes
+
+
+def without_a_profile(rank: int, world: int, folder: str):
+    import os
+
+    os.environ["XDG_CACHE_HOME"] = folder
+    try:
+        zero_fx.compile(nn.Linear(8, 8), hardware="calibrated")
+    except ValueError as error:
+        return str(error)
+    finally:
+        del os.environ["XDG_CACHE_HOME"]
+
+
+@pytest.mark.slow
+def test_all_ranks_say_that_there_is_no_profile(tmp_path):
+    for message in ranks.run(without_a_profile, str(tmp_path), timeout_s=30):
+        assert "zero-fx bench --calibrate" in message
 
 
 @pytest.mark.slow

@@ -92,6 +92,19 @@ def different_branches_without_backward(rank, world, stage):
     return message
 
 
+def different_branches_with_gradients_that_nobody_wants(rank, world):
+    model = zero_fx.compile(Experts(), timeout_s=20, **OPTIONS)
+    x = torch.ones(2, 4)
+    for which in ("a", "b", "ab"[rank]):
+        model(x, which)
+    return message_of(lambda: model(x, "a"))
+
+
+def test_an_evaluation_without_no_grad_is_compared_by_the_next_forward():
+    for message in ranks.run(different_branches_with_gradients_that_nobody_wants):
+        assert "ranks ran different collectives" in message
+
+
 @pytest.mark.parametrize("stage", [3, pytest.param(1, marks=pytest.mark.slow)])
 def test_ranks_that_evaluate_different_branches(stage):
     for message in ranks.run(different_branches_without_backward, stage):

@@ -19,7 +19,7 @@ from torch import nn
 from .compile import compile as compile_model
 from .config import Config, make_config
 from .predict import StepGraphs, graphs_of
-from .torch_compat import FakeStore, tree_leaves, tree_map
+from .torch_compat import fake_store, tree_leaves, tree_map
 
 
 def dry_run(
@@ -45,7 +45,7 @@ def dry_run(
         raise RuntimeError("a process group is initialised here, and a dry run needs a fake one: run it in another process")
     model = hollow_copy(model)
     args, kwargs = hollow((args, kwargs or {}))
-    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world)
+    dist.init_process_group("fake", store=fake_store(), rank=rank, world_size=world)
     try:
         compile_model(model, config=config)
         backend = model._zero_fx_compiled.backend

@@ -78,9 +78,16 @@ def chosen_hardware(config: Config, state: ModelState) -> Hardware:
         return hardware_of(device)
     if config.hardware != CALIBRATED:
         return HARDWARE[config.hardware]
-    found = [calibrated(device)]
+    found: list = [None]
+    if state.rank == 0:
+        try:
+            found = [calibrated(device)]
+        except ValueError as error:
+            found = [error]  # which the others are to raise as well
     if state.world > 1:
         dist.broadcast_object_list(found, group_src=0, group=state.mesh.get_group())
+    if isinstance(found[0], ValueError):
+        raise found[0]
     return found[0]
 
 

@@ -54,7 +54,11 @@ get_default_store = private("torch.distributed.distributed_c10d", "_get_default_
 detect_fake_mode = private("torch._guards", "detect_fake_mode")
 tree_leaves = private("torch.utils._pytree", "tree_leaves")
 tree_map = private("torch.utils._pytree", "tree_map")
-FakeStore = private("torch.testing._internal.distributed.fake_pg", "FakeStore")  # brings the backend "fake" with it
+
+
+def fake_store():
+    """A store for the process group "fake", which comes with it."""
+    return private("torch.testing._internal.distributed.fake_pg", "FakeStore")()
 
 
 def inductor_decompositions() -> dict:
