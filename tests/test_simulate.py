@@ -7,9 +7,10 @@ import torch
 
 from tests.graphs import CONFIG, gather, reduce, sharded, trace
 from zero_fx.costs import byte_s, bytes_of, collective_s, compute_s, flops_of, latency_s
+from zero_fx.events import half_of
 from zero_fx.hardware import HARDWARE
 from zero_fx.passes.prefetch import prefetch
-from zero_fx.simulate import play
+from zero_fx.simulate import memory_by_kind, play
 
 # A product of 4x4 matrices takes 1 s, a collective 3 s; nothing else takes time.
 TOY = dataclasses.replace(
@@ -24,7 +25,7 @@ def products(a, b, x):
 
 
 def test_an_unscheduled_gather_is_exposed_whole():
-    timeline = play(sharded(products, (2, 4), (2, 4), (4, 4)), TOY, 2, fused=False)
+    timeline = play(half_of("forward", sharded(products, (2, 4), (2, 4), (4, 4)), TOY, 2, False))
     assert timeline.compute_s == pytest.approx(5) and timeline.links_s == pytest.approx(6)
     assert timeline.exposed_s == pytest.approx(6) and timeline.seconds == pytest.approx(11)
 
@@ -32,7 +33,7 @@ def test_an_unscheduled_gather_is_exposed_whole():
 def test_a_scheduled_gather_is_hidden_behind_what_comes_before():
     gm = sharded(products, (2, 4), (2, 4), (4, 4))
     prefetch(gm, dataclasses.replace(CONFIG, hardware=TOY))
-    timeline = play(gm, TOY, 2, fused=False)
+    timeline = play(half_of("forward", gm, TOY, 2, False))
     # The first starts at once and is done at 3; the second at 6, which is needed at 4.
     assert timeline.exposed_s == pytest.approx(2) and timeline.seconds == pytest.approx(7)
 
@@ -42,14 +43,15 @@ def test_the_peak_counts_what_lives():
         y = x @ x  # 64 bytes
         return (y @ y).sum()  # both live: 128 bytes
 
-    timeline = play(trace(function, (4, 4)), TOY, 2, fused=False)
-    assert timeline.peak_bytes == 128 and "mm" in timeline.peak_node
+    half = half_of("forward", trace(function, (4, 4)), TOY, 2, False)
+    timeline = play(half)
+    assert timeline.peak_bytes == 128 and half.events[timeline.peak_index].op == "mm"
     assert timeline.live[-1] == 4  # the sum is returned
 
 
 def test_views_and_waits_own_no_memory():
     gm = sharded(lambda a, x: x @ gather(a, [4, 4]).t(), (2, 4), (4, 4))
-    assert play(gm, TOY, 2, fused=False).peak_bytes == 128  # the gathered parameter and the product
+    assert play(half_of("forward", gm, TOY, 2, False)).peak_bytes == 128  # the gathered parameter and the product
 
 
 def test_fused_pointwise_results_take_no_memory():
@@ -57,22 +59,22 @@ def test_fused_pointwise_results_take_no_memory():
         return ((x * 2).relu() + 1).sum()
 
     gm = trace(function, (100,))
-    assert play(gm, TOY, 2, fused=False).peak_bytes == 800
-    assert play(gm, TOY, 2, fused=True).peak_bytes == 4
+    assert play(half_of("forward", gm, TOY, 2, False)).peak_bytes == 800
+    assert play(half_of("forward", gm, TOY, 2, True)).peak_bytes == 4
 
 
 def test_what_forward_saved_is_counted_in_backward_and_freed():
     gm = trace(lambda primals_1, saved: (saved * 2 @ primals_1), (4, 4), (4, 4))
     nodes = list(gm.graph.find_nodes(op="placeholder"))
     nodes[0].target, nodes[1].target = "primals_1", "mul_1"
-    timeline = play(gm, TOY, 2, fused=False, is_backward=True)
+    timeline = play(half_of("backward", gm, TOY, 2, False))
     assert timeline.peak_bytes == 128 and timeline.live[-1] == 64
 
 
 def test_held_parameters_live_throughout_backward():
     gm = sharded(lambda a, held, x: x @ gather(a, [4, 4], lifetime="step", held=held), (2, 4), (4, 4), (4, 4))
-    assert play(gm, TOY, 2, fused=False).peak_bytes == 128  # gathered here
-    assert play(gm, TOY, 2, fused=False, held=64, is_backward=True).peak_bytes == 128 + 2 * 64  # x and held were not primals
+    assert play(half_of("forward", gm, TOY, 2, False)).peak_bytes == 128  # gathered here
+    assert play(half_of("backward", gm, TOY, 2, False, 64)).peak_bytes == 128 + 2 * 64  # x and held were not primals
 
 
 def test_costs_by_hand():
@@ -112,11 +114,18 @@ def test_attention_on_the_cpu_counts_as_on_a_gpu():
 
 def test_moving_data_takes_the_ranks_own_time():
     gm = sharded(products, (2, 4), (2, 4), (4, 4))
-    free, busy = (play(gm, dataclasses.replace(TOY, busy_links=part), 2, fused=False) for part in (0.0, 0.5))
+    free, busy = (play(half_of("forward", gm, dataclasses.replace(TOY, busy_links=part), 2, False)) for part in (0.0, 0.5))
     assert busy.compute_s == pytest.approx(free.compute_s + 0.5 * free.links_s)
 
 
 def test_a_reduction_is_a_transfer_too():
     gm = sharded(lambda x: reduce(x @ x, 2), (4, 4))
-    timeline = play(gm, TOY, 2, fused=False)
+    timeline = play(half_of("forward", gm, TOY, 2, False))
     assert timeline.links_s == pytest.approx(3) and timeline.exposed_s == pytest.approx(3)
+
+
+def test_memory_has_kinds_that_add_up():
+    half = half_of("forward", sharded(lambda a, x: x @ gather(a, [4, 4]).t(), (2, 4), (4, 4)), TOY, 2, False)
+    timeline, by_kind = play(half), memory_by_kind(half)
+    assert dict(timeline.peak_kinds) == {"gathered parameters": 64, "saved activations": 64}  # what forward returns is saved
+    assert [sum(values) for values in zip(*by_kind.values())] == list(timeline.live)

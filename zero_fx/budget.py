@@ -13,6 +13,7 @@ from collections.abc import Callable
 from torch import fx
 
 from .costs import bytes_of, collective_s, size_of
+from .events import half_of
 from .passes.pipeline import BUDGET, HALVES, SCHEDULE, run_passes
 from .simulate import play
 from .vocabulary import USE, Gather, PassConfig, find
@@ -55,7 +56,7 @@ class Problem:
         for label, half in (("forward", forward), ("backward", backward)):
             run_passes(half, HALVES + SCHEDULE, config, label)
             held = self.held if label == "backward" else 0
-            peaks.append(play(half, config.hardware, config.world, self.fused, held, label == "backward").peak_bytes)
+            peaks.append(play(half_of(label, half, config.hardware, config.world, self.fused, held)).peak_bytes)
         return self.resident + max(peaks)
 
 
