@@ -6,8 +6,10 @@ Two graphs pass through here: the joint graph of forward and backward before it 
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import os
+import re
 import sys
 import time
 
@@ -46,16 +48,28 @@ SCHEDULE = (
 NAMES = tuple(dict.fromkeys(p.__name__ for p in JOINT + BUDGET + HALVES + SCHEDULE))
 
 
-def run_passes(gm: fx.GraphModule, passes: tuple, config: PassConfig, label: str) -> list[tuple[str, Report]]:
-    """Run `passes` on `gm` in place; verify after each. `label` ("joint", "forward", "backward") names dumps."""
+@dataclasses.dataclass(frozen=True)
+class PassRun:
+    """One pass on one graph. label: "joint", "forward", "backward" or "inference". before, after: the graph's text."""
+
+    label: str
+    name: str
+    report: Report
+    time_ms: float
+    before: str
+    after: str
+
+
+def run_passes(gm: fx.GraphModule, passes: tuple, config: PassConfig, label: str) -> list[PassRun]:
+    """Run `passes` on `gm` in place; verify after each. `label` names dumps."""
     debug = Debug.from_environment(NAMES)
     dump(debug, gm, f"{label}_capture")
-    reports, checked = [], {}
+    runs, checked = [], {}
+    before = text(gm)
     for pass_ in passes:
         name = pass_.__name__
         if name in debug.skip or name in config.without:
             continue
-        before = text(gm) if debug.level >= 2 else ""
         types = signature(gm)
         start = time.perf_counter()
         report = pass_(gm, config)
@@ -63,20 +77,37 @@ def run_passes(gm: fx.GraphModule, passes: tuple, config: PassConfig, label: str
         if report.changed:
             verify(gm, types, checked)
             gm.recompile()
-        tell(debug, f"{label}: {name} {report.stats} {time_ms:.1f} ms", before, gm)
+        run = PassRun(label, name, report, time_ms, before, text(gm) if report.changed else before)
+        tell(debug, run)
         dump(debug, gm, f"{label}_{name}")
-        reports.append((name, report))
-    return reports
+        runs.append(run)
+        before = run.after
+    return runs
 
 
-def tell(debug: Debug, headline: str, before: str, gm: fx.GraphModule) -> None:
+def tell(debug: Debug, run: PassRun) -> None:
     if debug.level >= 1:
-        print(f"zero_fx: {headline}", file=sys.stderr)
+        print(f"zero_fx: {run.label}: {run.name} {run.report.stats} {run.time_ms:.1f} ms", file=sys.stderr)
     if debug.level == 2:
-        diff = difflib.unified_diff(before.splitlines(), text(gm).splitlines(), lineterm="", n=1)
-        print("\n".join(list(diff)[2:]), file=sys.stderr)
+        print(diff(run.before, run.after), file=sys.stderr)
     if debug.level >= 3:
-        print(text(gm), file=sys.stderr)
+        print(run.after, file=sys.stderr)
+
+
+def diff(before: str, after: str, context: int = 1) -> str:
+    """What a pass changed: lines with - and +, and `context` unchanged ones around. Values that are only numbered anew
+    have not changed."""
+    old, new = before.splitlines(), after.splitlines()
+    unnumbered = [[re.sub(r"%\d+", "%", line) for line in lines] for lines in (old, new)]
+    shown = []
+    for group in difflib.SequenceMatcher(None, *unnumbered, autojunk=False).get_grouped_opcodes(context):
+        shown += ["..."] if shown else []
+        for kind, a, b, c, d in group:
+            if kind == "equal":
+                shown += [f"  {line}" for line in new[c:d]]
+            else:
+                shown += [f"- {line}" for line in old[a:b]] + [f"+ {line}" for line in new[c:d]]
+    return "\n".join(shown)
 
 
 def dump(debug: Debug, gm: fx.GraphModule, name: str) -> None:

@@ -10,7 +10,8 @@ if not (_root / "passes").is_dir():
 from . import torch_compat as _torch_compat  # noqa: E402, F401  first: it checks the version of PyTorch
 from .compile import compile  # noqa: E402, A004
 from .config import Config  # noqa: E402
+from .inspect import inspect  # noqa: E402
 from .model import full_state_dict  # noqa: E402
 
-__all__ = ["Config", "compile", "full_state_dict"]
+__all__ = ["Config", "compile", "full_state_dict", "inspect"]
 __version__ = "0.1.0"

@@ -7,7 +7,7 @@ import difflib
 import os
 import re
 
-from .hardware import CALIBRATED, HARDWARE
+from .hardware import CALIBRATED, HARDWARE, Hardware
 
 STAGES = (0, 1, 2, 3)
 LOWERINGS = ("inductor", "eager")
@@ -31,7 +31,8 @@ class Config:
         activations are saved until it is met, and gathered parameters stay for backward while it lasts. Sets aside
         Adam's two states of a parameter's size. A model of several graphs has each planned for itself.
     hardware: whose times the plans of passes are made with: None for the device's published profile, the name of one
-        ("h100"), or "calibrated" for what `zero-fx bench --calibrate` measured on this machine (the first rank's).
+        ("h100"), a zero_fx.hardware.Hardware of your own (the same on all ranks), or "calibrated" for what
+        `zero-fx bench --calibrate` measured on this machine (the first rank's).
     passes: which of the optional passes run, of PASSES; None for all of them.
     bucket_bytes: largest bucket of small collectives. None: ten times what the links move in one latency.
     inflight_bytes: at most so many bytes of gathered parameters wait for their use, and of gradients for the end of
@@ -45,7 +46,7 @@ class Config:
     sync_module_states: bool = True
     timeout_s: float = 1800.0
     memory_budget: int | float | str | None = None
-    hardware: str | None = None
+    hardware: str | Hardware | None = None
     passes: tuple[str, ...] | None = None
     bucket_bytes: int | None = None
     inflight_bytes: int | None = None
@@ -65,7 +66,7 @@ class Config:
             raise TypeError(f"sync_module_states={self.sync_module_states!r}: expected True or False")
         if not isinstance(self.timeout_s, (int, float)) or not self.timeout_s > 0:
             raise ValueError(f"timeout_s={self.timeout_s!r}: expected a number of seconds above 0")
-        if self.hardware is not None and self.hardware not in (*HARDWARE, CALIBRATED):
+        if not isinstance(self.hardware, (Hardware, type(None))) and self.hardware not in (*HARDWARE, CALIBRATED):
             known = ", ".join(map(repr, HARDWARE))
             raise ValueError(f"hardware={self.hardware!r}: expected None, {CALIBRATED!r}, or one of {known}")
         check_passes(self.passes)

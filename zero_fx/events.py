@@ -8,15 +8,13 @@ pointwise operators or one reduction read takes no memory, as when Inductor fuse
 from __future__ import annotations
 
 import dataclasses
-import os
-import re
 
 import torch
 from torch import fx
 
 from .costs import bytes_of, collective_s, compute_s, flops_of, size_of
 from .hardware import Hardware
-from .text import name_of
+from .text import line_of, module_of, name_of
 from .vocabulary import COLLECTIVES, REDUCTIONS, is_op, is_view
 
 # What memory is filled with, beside a rank's own parameters and optimizer states.
@@ -218,24 +216,3 @@ def frees(gm: fx.GraphModule, owner: dict[fx.Node, fx.Node]) -> dict[fx.Node, li
         if node.op != "output" and not is_op(storage, "gather_held"):
             found.setdefault(node, []).append(storage)
     return found
-
-
-def module_of(node: fx.Node) -> str:
-    """Path of the user's module that a node came from; of a backward node, that of its forward."""
-    stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack") or {}
-    path = next(reversed(list(stack.values())), ("",))[0] if stack else ""
-    return re.sub(r"^L\['\w+'\]\.?", "", path)
-
-
-FRAME = re.compile(r'File "([^"]+)", line (\d+), in ')
-OWN = tuple(os.path.join(os.path.dirname(os.path.abspath(__file__)), name) for name in ("capture.py", "model.py"))
-
-
-def line_of(node: fx.Node) -> str:
-    """ "file:number" of the user's innermost line of code, the file without its folders; "" if there is none."""
-    frames = FRAME.findall(node.meta.get("stack_trace") or "")
-    for path, number in reversed(frames):
-        inside = f"{os.sep}torch{os.sep}" in path or path in OWN or path.endswith(os.path.join("runtime", "param.py"))
-        if not inside:
-            return f"{os.path.basename(path)}:{number}"
-    return ""

@@ -17,7 +17,7 @@ from .budget import Plan, Problem, choose
 from .config import Config
 from .costs import UNKNOWN_SIZE
 from .partition import Partitioner
-from .passes.pipeline import BUDGET, HALVES, JOINT, SCHEDULE, run_passes
+from .passes.pipeline import BUDGET, HALVES, JOINT, SCHEDULE, PassRun, run_passes
 from .passes.prefetch import start_order
 from .runtime.agree import Agreement
 from .runtime.state import ModelState
@@ -39,6 +39,7 @@ class Graphs:
     captured: int = 0  # Dynamo graphs
     plans: list[Plan] = dataclasses.field(default_factory=list)  # one a joint graph, under a memory budget
     halves: list[tuple[str, fx.GraphModule]] = dataclasses.field(default_factory=list)  # ("forward", rewritten graph)
+    runs: list[PassRun] = dataclasses.field(default_factory=list)  # of all passes on all graphs, in order
 
 
 class Backend:
@@ -119,20 +120,23 @@ class Backend:
         percent, *kept = self.agreement.check("joint", ("what to save", *names), proposed)
         plan = Plan(percent / 100, tuple(names[i] for i in kept), plan.peak_bytes)
         self.graphs.plans.append(plan)
-        run_passes(gm, BUDGET, dataclasses.replace(self.passes, fraction=plan.fraction, kept=plan.kept), "joint")
+        self.run(gm, BUDGET, dataclasses.replace(self.passes, fraction=plan.fraction, kept=plan.kept), "joint")
         return plan.fraction
 
     def rewrite_joint(self, gm: fx.GraphModule) -> None:
-        run_passes(gm, JOINT, self.passes, "joint")
+        self.run(gm, JOINT, self.passes, "joint")
         self.markers = marker_names(gm)
 
     def rewrite_half(self, gm: fx.GraphModule, label: str) -> None:
-        run_passes(gm, HALVES, self.passes, label)
+        self.run(gm, HALVES, self.passes, label)
         # Ranks with inputs of other shapes would start their collectives in another order: the first rank decides.
         proposed = start_order(gm, self.passes)
         order = self.agreement.check(label, collective_sequence(gm), proposed)
-        run_passes(gm, SCHEDULE, dataclasses.replace(self.passes, order=order), label)
+        self.run(gm, SCHEDULE, dataclasses.replace(self.passes, order=order), label)
         self.graphs.halves.append((label, gm))
+
+    def run(self, gm: fx.GraphModule, passes: tuple, config: PassConfig, label: str) -> None:
+        self.graphs.runs += run_passes(gm, passes, config, label)
 
 
 def boxed(run):

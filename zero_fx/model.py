@@ -76,6 +76,8 @@ def chosen_hardware(config: Config, state: ModelState) -> Hardware:
     device = torch.device(state.mesh.device_type)
     if config.hardware is None:
         return hardware_of(device)
+    if isinstance(config.hardware, Hardware):
+        return config.hardware
     if config.hardware != CALIBRATED:
         return HARDWARE[config.hardware]
     found: list = [None]

@@ -9,6 +9,7 @@ from torch import fx
 from .events import Half, half_of
 from .hardware import Hardware
 from .lowering import ADAM_STATES, Backend
+from .passes.pipeline import PassRun
 from .simulate import Timeline, play
 from .vocabulary import PassConfig
 
@@ -59,7 +60,7 @@ class StepGraphs:
 
     halves: (label, rewritten graph) in the order of capture: "forward", "backward", "inference".
     resident_bytes: of this rank's parameters and their optimizer's states. held_bytes: of gathered parameters that live
-        through a step. fused: whether the lowering fuses.
+        through a step. fused: whether the lowering fuses. runs: of the passes.
     """
 
     halves: tuple[tuple[str, fx.GraphModule], ...]
@@ -67,6 +68,7 @@ class StepGraphs:
     resident_bytes: int
     held_bytes: int
     fused: bool
+    runs: tuple[PassRun, ...] = ()
 
     def step(self, hardware: Hardware | None = None) -> Step:
         """The graphs as events; on other hardware than they were planned for, if given."""
@@ -84,4 +86,5 @@ class StepGraphs:
 def graphs_of(backend: Backend) -> StepGraphs:
     """What a compiled model has captured so far."""
     fused = backend.config.lowering == "inductor"
-    return StepGraphs(tuple(backend.graphs.halves), backend.passes, backend.resident_bytes, backend.held_bytes, fused)
+    halves, runs = tuple(backend.graphs.halves), tuple(backend.graphs.runs)
+    return StepGraphs(halves, backend.passes, backend.resident_bytes, backend.held_bytes, fused, runs)

@@ -10,6 +10,8 @@ Values are numbered in order; FX's own names, group names and memory formats are
 from __future__ import annotations
 
 import operator
+import os
+import re
 
 import torch
 from torch import fx
@@ -22,11 +24,14 @@ SHORT = {
 }  # fmt: skip
 
 
-def text(gm: fx.GraphModule) -> str:
-    """The graph as text. Inputs that are no values, such as the meshes of DTensors, are left out."""
+def text(gm: fx.GraphModule, places: bool = False) -> str:
+    """The graph as text. Inputs that are no values, such as the meshes of DTensors, are left out. places: each line ends
+    with the user's module and source line that it came from."""
     shown = [node for node in gm.graph.nodes if node.op == "output" or type_of(node.meta.get("val")) != "object"]
     number = {node: f"%{i}" for i, node in enumerate(shown)}
-    return "\n".join(line(node, number) for node in shown)
+    if not places:
+        return "\n".join(line(node, number) for node in shown)
+    return "\n".join(f"{line(node, number)}  # {module_of(node)} {line_of(node)}".rstrip(" #") for node in shown)
 
 
 def line(node: fx.Node, number: dict[fx.Node, str]) -> str:
@@ -78,3 +83,24 @@ def type_of(value) -> str:
         return "none"
     names = {int: "int", torch.SymInt: "int", float: "float", torch.SymFloat: "float", bool: "bool"}
     return names.get(type(value), "object")
+
+
+def module_of(node: fx.Node) -> str:
+    """Path of the user's module that a node came from; of a backward node, that of its forward."""
+    stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack") or {}
+    path = next(reversed(list(stack.values())), ("",))[0] if stack else ""
+    return re.sub(r"^L\['\w+'\]\.?", "", path)
+
+
+FRAME = re.compile(r'File "([^"]+)", line (\d+), in ')
+OWN = tuple(os.path.join(os.path.dirname(os.path.abspath(__file__)), name) for name in ("capture.py", "model.py"))
+
+
+def line_of(node: fx.Node) -> str:
+    """ "file:number" of the user's innermost line of code, the file without its folders; "" if there is none."""
+    frames = FRAME.findall(node.meta.get("stack_trace") or "")
+    for path, number in reversed(frames):
+        inside = f"{os.sep}torch{os.sep}" in path or path in OWN or path.endswith(os.path.join("runtime", "param.py"))
+        if not inside:
+            return f"{os.path.basename(path)}:{number}"
+    return ""
