@@ -1,25 +1,11 @@
-"""Identical blocks are analysed once: capture a model with a few of them, and repeat what one more block adds.
-
-A stack is a run of identical children of a ModuleList or Sequential. The model is captured with `short` of them and with
-`long` > short. If the longer graph is the shorter one with a segment inserted, and that segment stands beside a copy of
-itself, the schedule is periodic there, and the segment is inserted as often as the full model has further blocks. Where
-any of this does not hold nothing is guessed: `grow` returns None, and the model is captured whole.
-"""
+"""Runs of identical blocks in a model, which need to be captured only a few times: see repeat.py."""
 
 from __future__ import annotations
 
 import dataclasses
-import re
 
 import torch
 from torch import nn
-
-from .events import Event, Half
-
-# Blocks of the two captures. The first must be long enough for the schedule to come to rest in the middle; a bucket
-# that joins several blocks gives a period of as many.
-SHORT = 4
-PERIODS = (1, 2, 4)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,75 +103,3 @@ def shorten(model: nn.Module, stack: Stack, count: int) -> None:
     """Leave only the first `count` blocks of the stack, in place."""
     children = model.get_submodule(stack.path)
     del children[stack.first + count : stack.first + stack.count]
-
-
-def grow(short: Half, long: Half, stack: Stack, period: int, times: int) -> Half | None:
-    """`long`, with what its `period` blocks more than `short` add inserted `times` times; None if it is not periodic."""
-    mine, theirs = [[key(event, stack) for event in half.events] for half in (short, long)]
-    size = len(theirs) - len(mine)
-    if short.label != long.label or size <= 0:
-        return None
-    before = common(mine, theirs)
-    after = common(mine[::-1], theirs[::-1])
-    at = min(before, len(mine))
-    if before + after < len(mine) or at < size or theirs[at - size : at] != theirs[at : at + size]:
-        return None
-    segment, previous = long.events[at : at + size], long.events[at - size : at]
-    step = direction(previous, segment, stack, period)
-    head, tail = long.events[:at], long.events[at:]
-    if step < 0:  # backward: the first blocks that it meets are the last of the model
-        head = [numbered(event, stack, period * times) for event in head]
-    inserted = []
-    for i in range(times):
-        shift = step * i if step >= 0 else step * i + period * times
-        inserted += [numbered(event, stack, shift) for event in segment]
-    if step > 0:
-        tail = [numbered(event, stack, period * times) for event in tail]
-    start = {kind: size + times * (size - dict(short.at_start).get(kind, 0)) for kind, size in long.at_start}
-    return Half(long.label, tuple(start.items()), (*head, *inserted, *tail))
-
-
-def key(event: Event, stack: Stack) -> Event:
-    """The event without the numbers of blocks."""
-    return dataclasses.replace(
-        event, module=anonymous(event.module, stack), params=tuple(anonymous(name, stack) for name in event.params)
-    )
-
-
-def pattern(stack: Stack) -> re.Pattern:
-    return re.compile(rf"^{re.escape(stack.prefix)}(\d+)(?=\.|$)")
-
-
-def anonymous(path: str, stack: Stack) -> str:
-    return pattern(stack).sub(f"{stack.prefix}*", path)
-
-
-def numbered(event: Event, stack: Stack, shift: int) -> Event:
-    """The event, as of the block that is `shift` further on."""
-    if not shift:
-        return event
-
-    def moved(path: str) -> str:
-        return pattern(stack).sub(lambda found: f"{stack.prefix}{int(found[1]) + shift}", path)
-
-    return dataclasses.replace(event, module=moved(event.module), params=tuple(map(moved, event.params)))
-
-
-def direction(previous, segment, stack: Stack, period: int) -> int:
-    """By how many blocks the segment is further on than the copy before it: period, -period, or 0 if nothing tells."""
-    for one, other in zip(previous, segment):
-        for a, b in zip((one.module, *one.params), (other.module, *other.params)):
-            before, after = pattern(stack).match(a), pattern(stack).match(b)
-            if before and after and before[1] != after[1]:
-                return period if int(after[1]) > int(before[1]) else -period
-    return 0
-
-
-def common(mine: list, theirs: list) -> int:
-    """Length of the common beginning."""
-    count = 0
-    for a, b in zip(mine, theirs):
-        if a != b:
-            break
-        count += 1
-    return count

@@ -30,12 +30,14 @@ def dry_run(
     world: int,
     rank: int = 0,
     config: Config | None = None,
+    rewrites: bool = True,
     **options,
 ) -> StepGraphs:
     """Capture the forward of `model` on `args` and `kwargs`, and its backward, as `rank` of `world` ranks would.
 
     model: plain; it is not changed. It and the arguments may be on the meta device. config, options: as for
-    zero_fx.compile; `hardware` names what the plans are made for. Raises ValueError for a model or an option that cannot
+    zero_fx.compile; `hardware` names what the plans are made for. rewrites=False leaves forward and backward as they
+    were cut, with markers. Raises ValueError for a model or an option that cannot
     be used, RuntimeError inside a process group: this needs a fake one of its own.
     """
     config = dataclasses.replace(make_config(config, options), sync_module_states=False)
@@ -49,7 +51,7 @@ def dry_run(
     try:
         compile_model(model, config=config)
         backend = model._zero_fx_compiled.backend
-        backend.executes = False
+        backend.executes, backend.rewrites = False, rewrites
         step(model, args, kwargs)
         return graphs_of(backend)
     finally:

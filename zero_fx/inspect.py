@@ -7,14 +7,18 @@ import time
 
 from torch import nn
 
-from .blocks import PERIODS, SHORT, Stack, grow, largest_stack, shorten
+from .blocks import Stack, largest_stack, shorten
 from .config import Config
 from .dry_run import dry_run, hollow_copy
-from .events import GATHERED, Half
 from .hardware import HARDWARE, Hardware
 from .params import held_bytes, resident_bytes, rows_of_model
-from .predict import Step, StepGraphs
+from .passes.pipeline import HALVES, SCHEDULE, run_passes
+from .passes.prefetch import start_order
+from .predict import StepGraphs
+from .repeat import repeat
 from .report import Report
+
+FEW = 3  # identical blocks of the shorter of two captures: enough that one has a block like it on each side
 
 
 def inspect(
@@ -37,7 +41,7 @@ def inspect(
         place of the profile's. memory_budget: as for zero_fx.compile; a fraction is of the profile's memory.
     config: a zero_fx.Config for all other options; its stage, hardware and memory_budget are replaced by these.
 
-    A model with many identical blocks is captured with a few of them where its schedule repeats itself, see blocks.py.
+    A model with many identical blocks is captured with a few of them where its graphs repeat themselves, see repeat.py.
     Raises ValueError or TypeError for what cannot be used; RuntimeError inside a process group.
     """
     begun = time.perf_counter()
@@ -48,8 +52,7 @@ def inspect(
     if isinstance(config.memory_budget, float):
         config = dataclasses.replace(config, memory_budget=round(config.memory_budget * profile.memory_bytes))
     rows = rows_of_model(hollow_copy(model), config, world_size, rank)  # which refuses what is no module
-    step, graphs, blocks = capture(model, args, kwargs, config, world_size, rank)
-    step = dataclasses.replace(step, resident_bytes=resident_bytes(rows))
+    graphs, blocks = capture(model, args, kwargs, config, world_size, rank)
 
     def again(**changes) -> Report:
         options = {
@@ -58,7 +61,7 @@ def inspect(
         return inspect(model, *args, **{**options, **changes}, **kwargs)
 
     return Report(
-        model=type(model).__name__, config=config, world=world_size, rank=rank, step=step, rows=rows, graphs=graphs,
+        model=type(model).__name__, config=config, world=world_size, rank=rank, step=graphs.step(), rows=rows, graphs=graphs,
         blocks=blocks, seconds=time.perf_counter() - begun, again=again,
     )  # fmt: skip
 
@@ -75,45 +78,37 @@ def profile_of(hardware: str | Hardware, ranks_per_node: int | None) -> Hardware
     return dataclasses.replace(hardware, ranks_per_node=ranks_per_node)
 
 
-def capture(model, args, kwargs, config: Config, world: int, rank: int) -> tuple[Step, StepGraphs, str]:
-    """(events of the whole model, graphs to show, what was left out of them)."""
+def capture(model, args, kwargs, config: Config, world: int, rank: int) -> tuple[StepGraphs, str]:
+    """(the graphs of the whole model, how much of it was captured for them: "" for all)."""
     stack = largest_stack(model)
-    # Under a memory budget the whole model decides what is saved, so all of it is captured.
-    if stack is not None and stack.count > 2 * SHORT + max(PERIODS) and config.memory_budget is None:
+    # Under a memory budget all activations together decide what is saved, so the whole model is captured.
+    if stack is not None and stack.count > 2 * FEW and config.memory_budget is None:
         found = capture_repeated(model, args, kwargs, config, world, rank, stack)
         if found is not None:
-            return found
-    graphs = dry_run(model, args, kwargs, world=world, rank=rank, config=config)
-    return graphs.step(), graphs, ""
+            return found, f"{FEW} and {FEW + 1} of the {stack.count} identical blocks of {stack.path or 'the model'}"
+    return dry_run(model, args, kwargs, world=world, rank=rank, config=config), ""
 
 
-def capture_repeated(model, args, kwargs, config, world, rank, stack: Stack) -> tuple[Step, StepGraphs, str] | None:
-    """The model captured with a few of its identical blocks, or None if its schedule does not repeat itself."""
-    captured: dict[int, tuple[StepGraphs, Step]] = {}
-
-    def with_blocks(count: int) -> tuple[StepGraphs, Step]:
-        if count not in captured:
-            shorter = hollow_copy(model)
-            shorten(shorter, stack, count)
-            graphs = dry_run(shorter, args, kwargs, world=world, rank=rank, config=config)
-            captured[count] = graphs, graphs.step()
-        return captured[count]
-
-    for period in PERIODS:
-        few = SHORT + (stack.count - SHORT) % period
-        (_, short), (graphs, long) = with_blocks(few), with_blocks(few + period)
-        if len(short.halves) != len(long.halves):
+def capture_repeated(model, args, kwargs, config, world, rank, stack: Stack) -> StepGraphs | None:
+    """The model captured with a few of its identical blocks and repeated; None if its graphs are not periodic."""
+    captured = []
+    for count in (FEW, FEW + 1):
+        shorter = hollow_copy(model)
+        shorten(shorter, stack, count)
+        captured.append(dry_run(shorter, args, kwargs, world=world, rank=rank, config=config, rewrites=False))
+    short, long = captured
+    if [label for label, _ in short.halves] != [label for label, _ in long.halves]:
+        return None
+    halves, runs = [], list(long.runs)
+    for (label, one), (_, other) in zip(short.halves, long.halves):
+        gm = repeat(one, other, stack, 1, stack.count - FEW - 1)
+        if gm is None:
             return None
-        times = (stack.count - few - period) // period
-        halves = [grow(a, b, stack, period, times) for a, b in zip(short.halves, long.halves)]
-        if all(half is not None for half in halves):
-            held = held_bytes(rows_of_model(model, config, world, rank), world)
-            note = f"{few + period} of the {stack.count} identical blocks of {stack.path or 'the model'}"
-            return dataclasses.replace(long, halves=tuple(with_held(half, held) for half in halves)), graphs, note
-    return None
-
-
-def with_held(half: Half, held: int) -> Half:
-    """Held parameters live from the start of backward; those of all blocks do."""
-    start = {kind: held if kind == GATHERED else size for kind, size in half.at_start}
-    return dataclasses.replace(half, at_start=tuple(start.items()))
+        runs += run_passes(gm, HALVES, long.passes, label)
+        order = start_order(gm, long.passes)
+        runs += run_passes(gm, SCHEDULE, dataclasses.replace(long.passes, order=order), label)
+        halves.append((label, gm))
+    rows = rows_of_model(model, config, world, rank)
+    return dataclasses.replace(
+        long, halves=tuple(halves), runs=tuple(runs), resident_bytes=resident_bytes(rows), held_bytes=held_bytes(rows, world)
+    )

@@ -26,8 +26,7 @@ GIB = 1 << 30
 class Report:
     """Of one rank. `str()` is one screen; see the methods for more.
 
-    step: what is played, of the whole model. graphs: what was captured; blocks: how much of the model that is, "" for
-    all of it. rows: of all parameters. seconds: that the inspection took. measured: of a real run, by name, else None.
+    step: what is played. graphs: as they would run; blocks: how much of the model was captured for them, "" for all. rows: of all parameters. seconds: that the inspection took. measured: of a real run, by name, else None.
     """
 
     model: str
@@ -111,7 +110,7 @@ class Report:
         lines = [
             f"{self.model}: {self.parameters:,} parameters, stage {self.config.stage}, rank {self.rank} of {self.world:,} "
             f"({nodes:,} nodes), {hardware.name}",
-            f"captured in {self.seconds:.1f} s" + (f": {self.blocks}, the others repeat them" if self.blocks else ""),
+            f"captured in {self.seconds:.1f} s" + (f" from {self.blocks}" if self.blocks else ""),
             "",
             self.table("memory"),
             f"peak {gib(prediction.peak_bytes)} GiB of {gib(hardware.memory_bytes)}"
