@@ -11,6 +11,8 @@ from . import torch_compat as _torch_compat  # noqa: E402, F401  first: it check
 from .compile import compile  # noqa: E402, A004
 from .config import Config  # noqa: E402
 from .model import full_state_dict  # noqa: E402
+from .precision import Precision  # noqa: E402
+from .scaler import GradScaler  # noqa: E402
 
-__all__ = ["Config", "compile", "full_state_dict"]
+__all__ = ["Config", "GradScaler", "Precision", "compile", "full_state_dict"]
 __version__ = "0.1.0"
