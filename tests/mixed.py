@@ -6,8 +6,6 @@ the modules that are kept, which get float32 inputs and give outputs in the dtyp
 
 from __future__ import annotations
 
-import copy
-
 import torch
 from torch import nn
 from torch.utils import _pytree as pytree
@@ -41,7 +39,7 @@ def casting(base: type, names: tuple[str, ...], dtype: torch.dtype) -> type:
 
     namespace = {name: read(name) for name in names}
     if issubclass(base, nn.RNNBase):
-        namespace["_flat_weights"] = property(lambda self: [getattr(self, n) for n in self._flat_weights_names])
+        namespace["_flat_weights"] = property(lambda self: [getattr(self, n) for n in self._flat_weights_names], lambda self, _: None)
     return type(base.__name__, (base,), namespace)
 
 
@@ -52,4 +50,4 @@ def floats(values, dtype: torch.dtype):
         is_float = isinstance(value, torch.Tensor) and value.is_floating_point()
         return value.to(dtype) if is_float else value
 
-    return pytree.tree_map(one, copy.copy(values))
+    return pytree.tree_map(one, values)
