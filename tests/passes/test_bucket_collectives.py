@@ -4,7 +4,7 @@
 import torch
 from expecttest import TestCase
 
-from tests.graphs import check, gather, reduce, sharded, trace
+from tests.graphs import FROM_BF16, TO_BF16, check, gather, reduce, sharded, trace
 from zero_fx.passes.bucket_collectives import bucket_collectives
 
 
@@ -54,6 +54,19 @@ return %15""")
 %11: f32[1,2] = slice(%8, 1, 6, 8)
 %12: f32[2] = reshape(%11, [2])
 return [%10, %12]""")
+
+    def test_a_bucket_of_casts_and_none_of_two_dtypes(self):
+        def three(a, b, c):
+            low = gather(a, [4, 3], name="a", **TO_BF16), gather(b, [4], name="b", **TO_BF16)
+            return *low, gather(c, [4], name="c")
+
+        self.assertExpectedInline(check(bucket_collectives, sharded(three, (2, 3), (2,), (2,))), "")
+
+    def test_reductions_of_casts(self):
+        def two(x, y):
+            return reduce(x.bfloat16(), 2, name="a", **FROM_BF16), reduce(y.bfloat16(), 2, name="b", **FROM_BF16)
+
+        self.assertExpectedInline(check(bucket_collectives, sharded(two, (4, 3), (4,))), "")
 
     def test_reductions_by_exchange(self):
         gm = sharded(two_reductions, (4, 3), (4,), exchange=True)

@@ -2,7 +2,7 @@
 
 from expecttest import TestCase
 
-from tests.graphs import check, gather, reduce, trace
+from tests.graphs import FROM_BF16, TO_BF16, check, gather, reduce, trace
 from zero_fx.passes.merge_uses import merge_uses
 
 
@@ -37,6 +37,19 @@ return %5""")
             return gather(shard, [4, 3]).sum(), gather(shard.detach(), [4, 3]).sum()
 
         self.assertEqual(check(merge_uses, trace(both, (2, 3))).count("gather_param"), 1)
+
+    def test_uses_in_bf16_are_added_up_in_the_dtype_of_the_reduction(self):
+        def grads(shard, a, b, c):
+            both = gather(shard, [4, 3], **TO_BF16) + gather(shard, [4, 3], **TO_BF16)
+            return both, reduce(a.bfloat16(), 2, **FROM_BF16) + reduce(b.bfloat16(), 2, **FROM_BF16)
+
+        self.assertExpectedInline(check(merge_uses, trace(grads, (2, 3), (4, 3), (4, 3), (4, 3))), "")
+
+    def test_a_read_in_another_dtype_is_another_read(self):
+        def two(shard):
+            return gather(shard, [4, 3], **TO_BF16).float() + gather(shard, [4, 3])
+
+        self.assertEqual(check(merge_uses, trace(two, (2, 3))), "unchanged")
 
     def test_two_parameters_stay_two(self):
         def two(a, b):

@@ -2,7 +2,7 @@
 
 from expecttest import TestCase
 
-from tests.graphs import check, gather, trace
+from tests.graphs import TO_BF16, check, gather, trace
 from zero_fx.passes.shard_params import shard_params
 
 
@@ -94,6 +94,18 @@ return %2""")
 %0: f32[4,3] = input
 %1: f32[4,3] = clone(%0)
 return %1""")
+
+    def test_a_shard_is_cast_before_it_travels(self):
+        def kernel(shard, x):
+            return gather(shard, [3, 2, 2], **TO_BF16).float() * x
+
+        self.assertExpectedInline(check(shard_params, trace(kernel, (1, 2, 2), (3, 2, 2)), rank=1), "")
+
+    def test_what_is_read_in_place_is_cast(self):
+        def whole(param, shard, x):
+            return gather(param, [4, 3], lifetime="whole", **TO_BF16), gather(shard, [4, 3], world=1, **TO_BF16) * 2
+
+        self.assertExpectedInline(check(shard_params, trace(whole, (4, 3), (4, 3), (5, 4)), stage=0, world=1), "")
 
     def test_no_markers(self):
         self.assertEqual(check(shard_params, trace(lambda x: x * 2, (4, 3))), "unchanged")
