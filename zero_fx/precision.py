@@ -107,25 +107,23 @@ def has_running_stats(module: nn.Module) -> bool:
 def cast_params(model: nn.Module, precision: Precision, kept: list[nn.Module]) -> set[nn.Parameter]:
     """The parameters that are used in the dtype to compute in: float32 ones outside of `kept` modules. Raises ValueError
     if there is none, for a kept module that has others than float32, and for a parameter that is both."""
-    names = {param: name for name, param in model.named_parameters()}
     inside = {module for root in kept for module in root.modules()}
-    kept_params = {param for module in inside for param in module.parameters(recurse=False)}
-    for param in kept_params:
-        if param.dtype != torch.float32:
-            raise ValueError(f"precision: keep_fp32 keeps {names[param]!r}, which is {param.dtype}: cast it, or keep less")
-    found = set()
+    kept_names: dict[nn.Parameter, str] = {}
+    other_names: dict[nn.Parameter, str] = {}
     for path, module in model.named_modules():
         for name, param in module.named_parameters(recurse=False):
-            if module in inside or param.dtype != torch.float32:
-                continue
-            if param in kept_params:
-                raise ValueError(
-                    f"precision: keep_fp32 keeps {names[param]!r}, but it is tied to {f'{path}.{name}'.lstrip('.')!r}, which "
-                    "is not kept: keep both modules or none"
-                )
-            found.add(param)
+            (kept_names if module in inside else other_names)[param] = f"{path}.{name}".lstrip(".")
+    for param, name in kept_names.items():
+        if param.dtype != torch.float32:
+            raise ValueError(f"precision: keep_fp32 keeps {name!r}, which is {param.dtype}: cast it, or keep less")
+        if param in other_names:
+            raise ValueError(
+                f"precision: keep_fp32 keeps {name!r}, but it is tied to {other_names[param]!r}, which is not kept: keep both "
+                "modules or none"
+            )
+    found = {param for param in other_names if param.dtype == torch.float32}
     if not found:
-        dtypes = ", ".join(sorted({str(param.dtype) for param in names})) or "none"
+        dtypes = ", ".join(sorted({str(param.dtype) for param in model.parameters()})) or "none"
         raise ValueError(
             f"precision: there is nothing to cast to {precision.compute}: no float32 parameter outside of what keep_fp32 "
             f"keeps (dtypes: {dtypes}). Mixed precision keeps float32 masters, so give it the model in float32"
