@@ -43,7 +43,9 @@ def check_scaler(rank: int, world: int, stage: int, fused: bool, clip: bool) -> 
         if clip:
             scaler.unscale_(optimizer)
             norm = model.clip_grad_norm_(0.1)
-            assert bool(norm.isfinite()) == (step != 1) and (step == 1 or norm < 50), f"the norm is of scaled gradients: {norm}"
+            assert step == 1 or norm < 50, f"the norm is of scaled gradients: {norm}"
+            # At stage 0 gradients are equal on all ranks, unless a test edits them, and the first rank's are counted.
+            assert norm.isfinite() or step == 1 and stage > 0, norm
         scaler.step(optimizer)
         scaler.update()
         optimizer.zero_grad()
