@@ -11,7 +11,8 @@ Tied weights, layers applied several times and weights read at two places leave 
 
 requires  a joint graph with markers
 ensures   one gather marker for each parameter; one reduce marker for each sum of gradients
-numerics  the mean over ranks of a sum instead of the sum of means: reorders sums
+numerics  the mean over ranks of a sum instead of the sum of means: reorders sums. In mixed precision the sum is taken in the
+          dtype of the reduction
 leaves    how long the merged value lives to plan_gathers
 """
 
@@ -20,7 +21,7 @@ from __future__ import annotations
 import torch
 from torch import fx
 
-from ..vocabulary import Reduce, Report, find, insert, is_op, op, replace
+from ..vocabulary import Reduce, Report, cast, find, insert, is_op, op, replace
 
 ADD = torch.ops.aten.add.Tensor
 ALIASES = (torch.ops.aten.detach.default, torch.ops.aten.alias.default)
@@ -36,7 +37,7 @@ def merge_gathers(graph: fx.Graph) -> int:
     first: dict[tuple, fx.Node] = {}
     merged = 0
     for node in find(graph, "gather_param"):
-        kept = first.setdefault((source_of(node.args[0]), *node.args[1:]), node)
+        kept = first.setdefault((source_of(node.args[0]), *node.args[1:], *sorted(node.kwargs.items())), node)
         if kept is not node:
             replace(node, kept)
             merged += 1
@@ -57,12 +58,14 @@ def merge_reduces(graph: fx.Graph) -> int:
         left, right, *_ = node.args
         if node.kwargs or not all(isinstance(side, fx.Node) and is_op(side, "reduce_grad") for side in (left, right)):
             continue
-        if left is right or left.args[1:] != right.args[1:] or len(left.users) + len(right.users) != 2:
+        same = left.args[1:] == right.args[1:] and left.kwargs == right.kwargs
+        if left is right or not same or len(left.users) + len(right.users) != 2:
             continue
-        grads = Reduce(*left.args).grad, Reduce(*right.args).grad
+        reduces = Reduce(*left.args, **left.kwargs), Reduce(*right.args, **right.kwargs)
         with graph.inserting_before(node):
+            grads = [cast(graph, reduce.grad, reduce.reduce_dtype, node) for reduce in reduces]
             total = insert(graph, ADD, *grads, like=node)
-            reduced = insert(graph, op("reduce_grad"), total, *left.args[1:], like=node)
+            reduced = insert(graph, op("reduce_grad"), total, *left.args[1:], like=node, **left.kwargs)
         replace(node, reduced)
         graph.erase_node(left)
         graph.erase_node(right)

@@ -13,6 +13,12 @@ more than two dimensions travel as matrices: Inductor gives what convolutions re
 way up to a graph's inputs, and would copy `held` before there is anything in it. Under "whole", and with one rank, the
 marker disappears: readers read the input.
 
+In mixed precision (`compute_dtype`) each shard is cast first, so that what travels, and what is held, has that dtype; under
+"whole", and with one rank, only the cast is left:
+
+    %1: bf16[chunk,3] = convert_element_type(%0, torch.bfloat16)
+    %2: bf16[N*chunk,3] = all_gather(%1, N, "w")
+
 requires  a forward or backward graph, after partitioning
 ensures   no gather markers; each gather is awaited before its first reader
 numerics  bitwise
@@ -26,7 +32,7 @@ import math
 import torch
 from torch import fx
 
-from ..vocabulary import STEP, WHOLE, Gather, PassConfig, Report, find, insert, op, replace
+from ..vocabulary import STEP, WHOLE, Gather, PassConfig, Report, cast, find, insert, op, replace
 
 aten = torch.ops.aten
 
@@ -38,15 +44,16 @@ def shard_params(gm: fx.GraphModule, config: PassConfig) -> Report:
         node.meta.pop("zero_fx_again", None)  # what plan_gathers had to say was to the partitioner
         node.meta.pop("zero_fx_saved", None)
     for node in markers:
-        gather = Gather(*node.args)
+        gather = Gather(*node.args, **node.kwargs)
         with gm.graph.inserting_before(node):
             in_place = gather.lifetime == WHOLE or gather.world == 1
             if in_place:
-                full = gather.shard
+                full = cast(gm.graph, gather.shard, gather.compute_dtype, node)
             else:
                 full = insert_gather(gm.graph, gather, node, config)
                 gathered += 1
-            if (in_place or gather.lifetime == STEP) and any(user.op == "output" for user in node.users):
+            is_param = full is gather.shard if in_place else gather.lifetime == STEP
+            if is_param and any(user.op == "output" for user in node.users):
                 # What a graph returns is the caller's to keep and to write to; the parameter is not.
                 full = insert(gm.graph, aten.clone.default, full, like=node)
         replace(node, full)
@@ -56,7 +63,8 @@ def shard_params(gm: fx.GraphModule, config: PassConfig) -> Report:
 def insert_gather(graph: fx.Graph, gather: Gather, node: fx.Node, config: PassConfig) -> fx.Node:
     rows = gather.shape[0]
     chunk = -(-rows // gather.world)
-    source = pad(graph, as_matrix(graph, gather.shard, node), chunk, node)
+    own = cast(graph, as_matrix(graph, gather.shard, node), gather.compute_dtype, node)
+    source = pad(graph, own, chunk, node)
     where = (gather.world, gather.group, gather.name)
     if gather.lifetime == STEP:
         insert(graph, op("gather_held"), gather.held, source, *where, like=node, rank=config.broadcasts)

@@ -78,9 +78,10 @@ def all_to_all(grad: torch.Tensor, world: int, group: str, name: str) -> torch.T
     return started("all-to-all", name, transport.all_to_all_single, grad.contiguous(), sizes, sizes, group)
 
 
-def sum_of_pieces(pieces: torch.Tensor, world: int) -> torch.Tensor:
-    """What is left of a reduction after `all_to_all`: (rows, ...) -> (rows/N, ...), the mean, in the order of ranks."""
-    return pieces.view(world, pieces.shape[0] // world, *pieces.shape[1:]).mean(0)
+def sum_of_pieces(pieces: torch.Tensor, world: int, dtype: torch.dtype) -> torch.Tensor:
+    """What is left of a reduction after `all_to_all`: (rows, ...) -> (rows/N, ...), the mean, in the order of ranks; added
+    up in `dtype`, whatever was sent."""
+    return pieces.view(world, pieces.shape[0] // world, *pieces.shape[1:]).mean(0, dtype=dtype)
 
 
 def all_reduce(grad: torch.Tensor, group: str, name: str) -> torch.Tensor:

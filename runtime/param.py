@@ -17,7 +17,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from .collectives import all_gather, all_to_all, gather_held, is_held, release, sum_of_pieces, wait, without_storage
 from .full import FullParam, full_param
 from .layout import chunk_rows, owned_rows, pad_rows
-from .markers import STEP, WHOLE, reduce_grad
+from .markers import STEP, WHOLE, as_dtype, reduce_grad
 from .tensors import hooks_of
 
 if TYPE_CHECKING:
@@ -27,13 +27,24 @@ if TYPE_CHECKING:
 class ParamState:
     """Everything about one parameter that is not its values.
 
+    `compute_dtype`, `reduce_dtype`: in mixed precision, in which forward reads the parameter and in which its gradient
+            travels; None: in its own.
     `held`  (N*ceil(rows/N), the rest) the gathered values of lifetime "step", as a matrix if they have more than two
-            dimensions (see passes/shard_params.py); no storage while released. Else None.
+            dimensions (see passes/shard_params.py), in the dtype to compute in; no storage while released. Else None.
     `local` (rows, ...) leaf without storage whose `.grad` is this rank's own, unreduced gradient over several
             micro-batches, where the stage accumulates locally (stages 0 and 1, and whole parameters). Else None.
     """
 
-    def __init__(self, model: ModelState, name: str, full: torch.Tensor, lifetime: str, accumulates: bool):
+    def __init__(
+        self,
+        model: ModelState,
+        name: str,
+        full: torch.Tensor,
+        lifetime: str,
+        accumulates: bool,
+        compute_dtype: torch.dtype | None = None,
+        reduce_dtype: torch.dtype | None = None,
+    ):
         self.model = model
         self.name = name
         self.shape = tuple(full.shape)
@@ -41,6 +52,7 @@ class ParamState:
         self.world = model.world
         self.group = model.group
         self.accumulates = accumulates
+        self.compute_dtype, self.reduce_dtype = compute_dtype, reduce_dtype
         self.param = self.make_param(full)
         self.make_buffers()
 
@@ -52,7 +64,7 @@ class ParamState:
         if self.lifetime == STEP:
             rest = self.shape[1:] if len(self.shape) <= 2 else (math.prod(self.shape[1:]),)
             padded = (chunk_rows(self.shape[0], self.world) * self.world, *rest)
-            self.held = without_storage(padded, dtype, device)
+            self.held = without_storage(padded, self.compute_dtype or dtype, device)
         if self.accumulates:
             self.local = torch.zeros((), dtype=dtype, device=device).expand(self.shape).detach().requires_grad_()
 
@@ -100,16 +112,21 @@ class ParamState:
     # --- reading
 
     def read(self) -> torch.Tensor:
-        """The full parameter (rows, ...); differentiable."""
+        """The full parameter (rows, ...); differentiable. In mixed precision forward gets it in the dtype to compute in;
+        outside of it the full values are those of the shards."""
         param, model = self.param, self.model
+        compute = self.compute_dtype if self.compute_dtype is not None and model.is_computing() else None
         if torch.compiler.is_dynamo_compiling():
             # The order of the tests keeps graphs of parameters that never accumulate free of a guard on the switch.
             local = self.local if self.local is not None and param.requires_grad and model.is_accumulating else None
             # Where the gradient stays local the parameter itself is left out of the graph: as an input without a
             # gradient it would have its hooks called with None.
             shard = param.to_local() if local is None else param._local_tensor
+            where = (self.shape, self.lifetime, self.world, self.name, self.group)
+            if compute is None:
+                return torch.ops.zero_fx.gather_param(shard, self.held, local, *where)
             return torch.ops.zero_fx.gather_param(
-                shard, self.held, local, self.shape, self.lifetime, self.world, self.name, self.group
+                shard, self.held, local, *where, compute_dtype=compute, reduce_dtype=self.reduce_dtype
             )
         if model.is_peeking:
             return torch.empty(self.shape, dtype=param.dtype, device="meta")
@@ -117,9 +134,9 @@ class ParamState:
         if self.lifetime != WHOLE or param.requires_grad:
             model.trace.note(self.name)
         if model.is_accumulating and self.local is not None and param.requires_grad:
-            full = ReadParam.apply(param._local_tensor, self.local, self)
+            full = ReadParam.apply(param._local_tensor, self.local, self, compute)
         else:
-            full = ReadParam.apply(param.to_local(), None, self)
+            full = ReadParam.apply(param.to_local(), None, self, compute)
         if not model.in_forward:
             return full_param(full, self)
         self.check_unedited()
@@ -135,12 +152,14 @@ class ParamState:
             return self.as_dtensor(self.rows_of(value))
         return value
 
-    def full_value(self, shard: torch.Tensor) -> torch.Tensor:
-        """The full parameter now, outside autograd; a view of `shard`, of `held`, or fresh."""
+    def full_value(self, shard: torch.Tensor, compute: torch.dtype | None) -> torch.Tensor:
+        """The full parameter now, in `compute` or its own dtype, outside autograd; a view of `shard`, of `held`, or fresh."""
+        source = as_dtype(shard, compute)
         if self.lifetime == WHOLE:
-            return shard.view_as(shard)
-        padded = pad_rows(shard, chunk_rows(self.shape[0], self.world))
-        if self.lifetime == STEP and (self.model.in_forward or self.model.is_accumulating):
+            return source.view_as(source)
+        padded = pad_rows(source, chunk_rows(self.shape[0], self.world))
+        is_held = self.lifetime == STEP and compute == self.compute_dtype
+        if is_held and (self.model.in_forward or self.model.is_accumulating):
             gather_held(self.held, padded, self.world, self.group, self.name, rank=self.model.broadcasts)
             full = wait(self.held, padded, self.name).data
         else:
@@ -151,22 +170,26 @@ class ParamState:
     def check_unedited(self) -> None:
         """Raise if the copy that eager code read last was edited: the edit of a gathered copy would be lost."""
         full, self.last_read = self.last_read, None
-        if full is None or self.lifetime == WHOLE or torch.equal(self.rows_of(full), self.param._local_tensor):
+        if full is None or (self.lifetime == WHOLE and full.dtype == self.param.dtype):
+            return  # not read, or a view of the parameter itself
+        if torch.equal(self.rows_of(full), self.param._local_tensor.to(full.dtype)):
             return
         raise RuntimeError(
             f"zero_fx: forward edits parameter {self.name!r} in place. Under ZeRO it would edit a gathered copy and be "
             "lost; edit model.parameters() after optimizer.step() under torch.no_grad()"
         )
 
-    def reduce(self, grad: torch.Tensor) -> torch.Tensor:
-        """This rank's part of the mean over ranks of `grad` (rows, ...)."""
+    def reduce(self, grad: torch.Tensor, reduce_dtype: torch.dtype | None) -> torch.Tensor:
+        """This rank's part of the mean over ranks of `grad` (rows, ...), which travels in `reduce_dtype` or its own."""
+        dtype = self.param.dtype
         if self.lifetime == WHOLE or not self.model.exchanges:
             rows = owned_rows(self.shape[0], self.world, self.model.rank)[1] if self.shape else 0
-            return reduce_grad(grad, rows, self.lifetime == WHOLE, self.world, self.name, self.group)
-        padded = pad_rows(grad, chunk_rows(grad.shape[0], self.world) * self.world)
+            where = (rows, self.lifetime == WHOLE, self.world, self.name, self.group)
+            return reduce_grad(grad, *where, reduce_dtype=reduce_dtype, shard_dtype=dtype)
+        padded = pad_rows(as_dtype(grad, reduce_dtype), chunk_rows(grad.shape[0], self.world) * self.world)
         pieces = wait(all_to_all(padded, self.world, self.group, self.name), padded, self.name)
         rows = owned_rows(self.shape[0], self.world, self.model.rank)[1]
-        return sum_of_pieces(pieces, self.world).narrow(0, 0, rows)
+        return sum_of_pieces(pieces, self.world, dtype).narrow(0, 0, rows)
 
     def release(self) -> None:
         if self.held is not None and is_held(self.held):
@@ -201,7 +224,7 @@ class ParamState:
         if grad is None:
             grad = torch.zeros(self.shape, dtype=self.param.dtype, device=self.local.device)
         self.local.grad = None
-        reduced = self.as_dtensor(self.reduce(grad))
+        reduced = self.as_dtensor(self.reduce(grad, self.reduce_dtype))
         # Autograd never had this gradient at the parameter, so the hooks of its users are called here.
         for hook in list(hooks_of(self.param, "gradient").values()):
             changed = hook(reduced)
@@ -218,16 +241,17 @@ class ReadParam(torch.autograd.Function):
     """Full value forward, reduction (or local accumulation) backward: the marker, outside a captured graph."""
 
     @staticmethod
-    def forward(shard, local, state):
-        return state.full_value(shard)
+    def forward(shard, local, state, compute):
+        return state.full_value(shard, compute)
 
     @staticmethod
     def setup_context(ctx, inputs, output):
-        _, local, ctx.state = inputs
+        _, local, ctx.state, compute = inputs
         ctx.is_local = local is not None
+        ctx.reduce_dtype = None if compute is None else ctx.state.reduce_dtype
 
     @staticmethod
     def backward(ctx, grad):
         if ctx.is_local:
-            return None, grad, None
-        return ctx.state.reduce(grad), None, None
+            return None, grad.to(ctx.state.param.dtype), None, None
+        return ctx.state.reduce(grad, ctx.reduce_dtype), None, None, None

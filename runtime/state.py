@@ -40,6 +40,8 @@ class ModelState:
         self.is_accumulating = False  # gradients of stages 0 and 1 stay local, gathered parameters stay gathered
         self.is_syncing = True  # False inside no_sync
         self.in_forward = False
+        self.compute_dtype: torch.dtype | None = None  # in mixed precision
+        self.was_in_forward = False  # what backward may run again was read in forward, and not outside of it
         self.backward_id = None  # of the backward pass that was noticed last
         self.before_release = None  # called with this state at the end of each backward pass, when most is alive
         self.is_peeking = False  # reads give meta tensors: something only asks for shapes
@@ -51,6 +53,7 @@ class ModelState:
 
     def __deepcopy__(self, memo) -> ModelState:
         new = memo[id(self)] = ModelState(self.mesh, self.group, self.world, self.rank, self.engine)
+        new.compute_dtype = self.compute_dtype
         new.params = copy.deepcopy(self.params, memo)
         return new
 
@@ -79,10 +82,21 @@ class ModelState:
         if any(state.lifetime != WHOLE for state in self.params.values()):
             self.trace.compare(self.mesh.get_group(), self.mesh.device_type)
 
+    def is_computing(self) -> bool:
+        """Whether a read is one of forward, which in mixed precision has a dtype to compute in; or of a part of forward
+        that runs again in backward (checkpointing)."""
+        if torch.compiler.is_dynamo_compiling() or self.in_forward:
+            return self.in_forward
+        if self.engine.backward_id() >= 0:
+            return self.was_in_forward
+        if not self.trace.is_open:  # no forward waits for its backward: what is read now is what may run again
+            self.was_in_forward = False
+        return False
+
     def begin_forward(self) -> None:
         if self.trace.is_open:
             self.compare_gathers()  # of a forward whose backward has not come, and may never
-        self.trace.is_open = True
+        self.trace.is_open = self.was_in_forward = True
         for state in self.params.values():
             self.hook_param(state)
         if self.is_accumulating:
@@ -101,9 +115,9 @@ class ModelState:
         for state in self.params.values():
             if state.held is None or state.held.untyped_storage().size() == 0:
                 continue
-            shard = state.param._local_tensor
+            shard = state.param._local_tensor.flatten()[:32].to(state.held.dtype)
             mine = state.rows_of(state.held)
-            if not torch.equal(shard.flatten()[:32], mine.flatten()[:32]):
+            if not torch.equal(shard, mine.flatten()[:32]):
                 self.is_accumulating = False
                 raise RuntimeError(
                     f"zero_fx: parameter {state.name!r} changed between micro-batches of one optimizer step. "

@@ -17,14 +17,16 @@ from zero_fx.vocabulary import PassConfig
 
 zfx = torch.ops.zero_fx
 GROUP = "0"
+TO_BF16 = {"compute_dtype": torch.bfloat16, "reduce_dtype": torch.float32}
+FROM_BF16 = {"reduce_dtype": torch.float32, "shard_dtype": torch.float32}
 
 
-def gather(shard, shape, world=2, lifetime="use", held=None, local=None, name="w"):
-    return zfx.gather_param(shard, held, local, shape, lifetime, world, name, GROUP)
+def gather(shard, shape, world=2, lifetime="use", held=None, local=None, name="w", **dtypes):
+    return zfx.gather_param(shard, held, local, shape, lifetime, world, name, GROUP, **dtypes)
 
 
-def reduce(grad, rows, world=2, whole=False, name="w"):
-    return zfx.reduce_grad(grad, rows, whole, world, name, GROUP)
+def reduce(grad, rows, world=2, whole=False, name="w", **dtypes):
+    return zfx.reduce_grad(grad, rows, whole, world, name, GROUP, **dtypes)
 
 
 def trace(function, *shapes: tuple[int, ...]) -> fx.GraphModule:

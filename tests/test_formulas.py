@@ -27,6 +27,14 @@ def test_bytes_of_model_states(stage, micro_batches, sharded_bytes):
 
 
 @pytest.mark.parametrize(
+    ("stage", "micro_batches", "sharded_bytes"), [(0, 1, 16000), (1, 1, 2000 + 4000), (1, 3, 2000 + 4000 + 3000), (2, 3, 6000), (3, 1, 4000)]
+)
+def test_bytes_in_mixed_precision(stage, micro_batches, sharded_bytes):
+    """Gathered copies of 2 bytes; masters, gradients and moments as in fp32."""
+    assert model_state_bytes(stage, *SIZES, micro_batches, gathered_bytes=2) == sharded_bytes + WHOLE_BYTES
+
+
+@pytest.mark.parametrize(
     ("stage", "micro_batches", "sharded_sent"),
     [(0, 1, 1500), (0, 3, 1500), (1, 1, 1500), (1, 3, 1500), (2, 1, 1500), (2, 3, 3000), (3, 1, 2250), (3, 3, 6750)],
 )

@@ -74,7 +74,7 @@ def losses_in(path: pathlib.Path) -> list[float]:
     return [json.loads(line)["loss"] for line in path.read_text().splitlines()]
 
 
-def check_measured(path: pathlib.Path, stage: int, micro_batches: int, world: int = WORLD) -> None:
+def check_measured(path: pathlib.Path, stage: int, micro_batches: int, world: int = WORLD, gathered_bytes: int = 4) -> None:
     """Elements and bytes that every rank measured, against the formulas for the model of TINY."""
     gpt = GPT(GPTConfig(TINY["layers"], TINY["dim"], TINY["heads"], TINY["seq"]))
     sizes = [param.numel() for param in gpt.parameters()]
@@ -84,7 +84,7 @@ def check_measured(path: pathlib.Path, stage: int, micro_batches: int, world: in
     assert [result["rank"] for result in results] == list(range(world))
     for result in results:
         assert result["elements_sent"] == pytest.approx(elements_sent(*facts), rel=0.02)
-        assert result["state_bytes"] == pytest.approx(model_state_bytes(*facts), rel=0.05)
+        assert result["state_bytes"] == pytest.approx(model_state_bytes(*facts, gathered_bytes), rel=0.05)
 
 
 @pytest.fixture(scope="module")
@@ -177,6 +177,19 @@ def test_micro_batches(tmp_path):
     assert all(curve == pytest.approx(curves[0], abs=1e-3) for curve in curves)
 
 
+@pytest.mark.full
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_mixed_precision(tmp_path, precision):
+    """It learns, and measures what the formulas say."""
+    for stage in range(4):
+        log, report = tmp_path / f"{stage}.jsonl", tmp_path / f"{stage}.json"
+        ranks.run(train_in_group, str(report), str(log), {"stage": stage, "steps": STEPS, "precision": precision})
+        check_measured(report, stage, micro_batches=1, gathered_bytes=2)
+        losses = losses_in(log)
+        assert losses[-1] < losses[0] - 1
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
@@ -186,6 +199,7 @@ def test_micro_batches(tmp_path):
         ("--accumulate -1", "--accumulate -1: expected 1 or more"),
         ("--lr nan", "--lr nan: expected a finite number above 0, such as 3e-3"),
         ("--lr 0", "--lr 0: expected a finite number above 0, such as 3e-3"),
+        ("--precision bf17", "precision='bf17': expected 'bf16', 'fp16' or a zero_fx.Precision"),
         ("--lowering triton", "lowering='triton': expected one of 'inductor', 'eager'"),
         ("--keep-whole-below -1", "keep_whole_below=-1: expected 0 or more elements"),
         ("--dim 100 --heads 8", "dim=100 with heads=8: expected a multiple of 2 * heads = 16, since each head"),

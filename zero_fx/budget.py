@@ -110,10 +110,10 @@ def candidates(problem: Problem) -> list[tuple[str, int, float]]:
     config, found = problem.config, []
     for node in find(problem.joint.graph, "gather_param"):
         gather = Gather(*node.args)
-        shard = gather.shard.meta["val"]
+        shard, full = gather.shard.meta["val"], node.meta["val"]
         if gather.lifetime == USE and config.world > 1 and backward_reads(node):
-            seconds = collective_s("all_gather", size_of(shard), shard.element_size(), config.world, config.hardware)
-            found.append((gather.name, bytes_of(node.meta["val"]), seconds))
+            seconds = collective_s("all_gather", size_of(shard), full.element_size(), config.world, config.hardware)
+            found.append((gather.name, bytes_of(full), seconds))
     return found
 
 

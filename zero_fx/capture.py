@@ -15,6 +15,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from .config import Config
+from .precision import cast_params, kept_modules, run_in_fp32
 from .runtime.markers import STEP, USE, WHOLE
 from .runtime.param import ParamState
 from .runtime.state import ModelState
@@ -26,6 +27,7 @@ def shard_model(model: nn.Module, config: Config, state: ModelState) -> dict[nn.
     by_old: dict[nn.Parameter, ParamState] = {}
     classes: dict[tuple, type] = {}
     modules = dict(model.named_modules())  # before any class changes
+    dtypes = precision_of(model, config, state)
     for prefix, module in modules.items():
         own = {}
         for name, old in list(module._parameters.items()):
@@ -35,7 +37,7 @@ def shard_model(model: nn.Module, config: Config, state: ModelState) -> dict[nn.
                 fqn = f"{prefix}.{name}".lstrip(".")
                 lifetime = lifetime_of(old, config)
                 accumulates = lifetime == WHOLE or config.stage == 1
-                by_old[old] = state.params[fqn] = ParamState(state, fqn, old, lifetime, accumulates)
+                by_old[old] = state.params[fqn] = ParamState(state, fqn, old, lifetime, accumulates, *dtypes.get(old, ()))
             own[name] = by_old[old]
             module._parameters[name] = own[name].param
         if own or module is model:
@@ -45,6 +47,20 @@ def shard_model(model: nn.Module, config: Config, state: ModelState) -> dict[nn.
     for old, new in by_old.items():
         make_stale(old, new.name)
     return by_old
+
+
+def precision_of(model: nn.Module, config: Config, state: ModelState) -> dict[nn.Parameter, tuple[torch.dtype, torch.dtype]]:
+    """{parameter that is cast: (dtype to compute in, dtype of its reduction)}; lets what stays in fp32 run in it."""
+    precision = config.precision
+    if precision is None:
+        return {}
+    kept = kept_modules(model, precision)
+    cast = cast_params(model, precision, kept)
+    state.compute_dtype = precision.compute
+    for module in kept:
+        module.__dict__["_zero_fx_model"] = state
+        run_in_fp32(module)
+    return {param: (precision.compute, precision.reduce) for param in cast}
 
 
 def lifetime_of(param: nn.Parameter, config: Config) -> str:

@@ -8,6 +8,7 @@ import os
 import re
 
 from .hardware import CALIBRATED, HARDWARE, Hardware
+from .precision import Precision, parse_precision
 
 STAGES = (0, 1, 2, 3)
 LOWERINGS = ("inductor", "eager")
@@ -20,6 +21,8 @@ class Config:
 
     stage: 0, 1, 2 or 3 (ZeRO, arXiv 1910.02054, section 5): nothing, optimizer states, gradients too, parameters too
         are partitioned over the ranks.
+    precision: None: everything in the parameters' own dtype. "bf16", "fp16" or a zero_fx.Precision: float32 parameters are
+        used, and gathered, in that dtype; shards, their gradients and optimizer states stay float32.
     lowering: "inductor", or "eager" to run the rewritten graphs operator by operator (quick tests, debugging).
     dynamic: as in torch.compile: None (sizes that change become symbolic), True or False.
     keep_whole_below: a parameter with fewer elements than this is kept whole on every rank and its gradient
@@ -40,6 +43,7 @@ class Config:
     """
 
     stage: int = 3
+    precision: Precision | str | None = None
     lowering: str = "inductor"
     dynamic: bool | None = None
     keep_whole_below: int = 4096
@@ -54,6 +58,7 @@ class Config:
     def __post_init__(self):
         if isinstance(self.stage, bool) or self.stage not in STAGES:
             raise ValueError(f"stage={self.stage!r}: expected 0, 1, 2 or 3")
+        object.__setattr__(self, "precision", parse_precision(self.precision))
         if self.lowering not in LOWERINGS:
             raise ValueError(f"lowering={self.lowering!r}: expected one of {', '.join(map(repr, LOWERINGS))}")
         if self.dynamic not in (None, True, False):

@@ -11,20 +11,23 @@ FP32_BYTES = 4  # of a parameter and of its gradient, per element
 ADAM_BYTES = 8  # of the two moments of Adam, per element, fp32
 
 
-def model_state_bytes(stage: int, sharded: int, whole: int, world: int, micro_batches: int = 1) -> float:
-    """Peak bytes of parameters, gradients and Adam's moments on one rank, all in fp32.
+def model_state_bytes(
+    stage: int, sharded: int, whole: int, world: int, micro_batches: int = 1, gathered_bytes: int = FP32_BYTES
+) -> float:
+    """Peak bytes of parameters, gradients and Adam's moments on one rank; fp32, but for the gathered parameters.
 
     sharded, whole: elements of the parameters that are partitioned over `world` ranks, and that are not.
+    gathered_bytes: of an element of the copy that stages 1 and 2 hold through a step; 2 in mixed precision.
     The paper's table 1 (section 3) for mixed precision has 16 bytes an element as well: 2 + 2 + 12. At stage 1 the
     full gradient only exists where it must wait for the other micro-batches; with one it is reduced as it is made.
     """
     full, part = FP32_BYTES * sharded, FP32_BYTES * sharded / world
-    moments = ADAM_BYTES * sharded
+    gathered, moments = gathered_bytes * sharded, ADAM_BYTES * sharded
     is_local = stage == 1 and micro_batches > 1
     partitioned = {
         0: 2 * full + moments,
-        1: full + part + (full if is_local else part) + moments / world,  # gathered + own rows + gradient + moments
-        2: full + part + part + moments / world,
+        1: gathered + part + (full if is_local else part) + moments / world,  # gathered + own rows + gradient + moments
+        2: gathered + part + part + moments / world,
         3: part + part + moments / world,
     }
     return partitioned[stage] + (2 * FP32_BYTES + ADAM_BYTES) * whole

@@ -145,4 +145,5 @@ def rotary_angles(seq: int, head_dim: int) -> tuple[torch.Tensor, torch.Tensor]:
 def rotate(heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
     """Turn channels i and i + head_dim/2 of (batch, heads, length, head_dim) together by the position's angle."""
     first, second = heads.chunk(2, dim=-1)
-    return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
+    turned = torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
+    return turned.to(heads.dtype)  # the angles stay float32 in mixed precision

@@ -15,6 +15,7 @@ from .config import PASSES
 from .costs import byte_s, latency_s
 from .hardware import CALIBRATED, HARDWARE, Hardware, hardware_of
 from .lowering import Backend
+from .precision import cast_floats
 from .runtime.clip import clip_grad_norm
 from .vocabulary import PassConfig
 
@@ -36,8 +37,12 @@ class CompiledModel:
     @torch.compiler.disable(recursive=False)  # a caller's own torch.compile must not trace into the state of a step
     def __call__(self, model: nn.Module, args, kwargs):
         hooks = check_params(model, self.known)
+        precision = self.config.precision
+        if precision is not None:
+            args, kwargs = cast_floats(args, precision.compute), cast_floats(kwargs, precision.compute)
         with self.state.forward():
-            return self.forward(model, hooks, *args, **kwargs)
+            outputs = self.forward(model, hooks, *args, **kwargs)
+        return cast_floats(outputs, precision.output) if precision is not None and precision.output else outputs
 
     def __deepcopy__(self, memo) -> CompiledModel:
         from .compile import agreement_for

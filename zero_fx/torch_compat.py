@@ -129,3 +129,16 @@ class engine:
         torch.autograd.Variable._execution_engine.queue_callback(callback)
 
     backward_id = staticmethod(private("torch._C", "_current_graph_task_id"))
+
+
+class ScalerBase(torch.amp.GradScaler):
+    """torch.amp.GradScaler, with what it does to an optimizer's gradients under a name of ours."""
+
+    def _unscale_grads_(self, optimizer, inv_scale, found_inf, allow_fp16):
+        self.unscale_grads(optimizer, inv_scale, found_inf, allow_fp16)
+        return {found_inf.device: found_inf}
+
+
+def unscale_and_check(grads: list[torch.Tensor], found_inf: torch.Tensor, inv_scale: torch.Tensor) -> None:
+    """Multiply `grads` (of one dtype) in place; set `found_inf` to 1 if one is infinite or NaN."""
+    torch._amp_foreach_non_finite_check_and_unscale_(grads, found_inf, inv_scale)

@@ -22,6 +22,7 @@ from .config import LOWERINGS, Config
 from .gpt import GPT, GPTConfig
 from .runtime.count import count_collectives
 from .runtime.memory import state_bytes
+from .scaler import GradScaler
 from .textdata import TextData, load_text
 from .train_report import Progress, RankResult, formulas_of, peak_memory, print_report, print_start, write_report
 
@@ -50,6 +51,7 @@ class TrainOptions:
     batch: int = option(8, "windows of text in a micro-batch of one rank")
     accumulate: int = option(1, "micro-batches in an optimizer step")
     lr: float = option(4e-3, "highest learning rate of AdamW")
+    precision: str | None = option(None, "bf16 or fp16: what parameters are gathered and computed in; fp32 without it")
     lowering: str = option("inductor", f"how graphs are run: {' or '.join(LOWERINGS)}")
     keep_whole_below: int = option(Config.keep_whole_below, "a parameter of fewer elements is not partitioned")
     seed: int = option(0, "of the weights, the batches and the sample")
@@ -89,7 +91,8 @@ class Setup:
 
 def prepare(options: TrainOptions) -> Setup:
     """Read the data and check all options; raises ValueError for what cannot be used."""
-    config = Config(stage=options.stage, lowering=options.lowering, keep_whole_below=options.keep_whole_below)
+    names = ("stage", "precision", "lowering", "keep_whole_below")
+    config = Config(**{name: getattr(options, name) for name in names})
     gpt = GPTConfig(options.layers, options.dim, options.heads, options.seq)
     return Setup(options, config, gpt, load_text(list(options.data), options.seq), choose_device(options.device))
 
@@ -171,6 +174,9 @@ def run_steps(setup: Setup, model, optimizer, rank: int, world: int) -> tuple[li
     options = setup.options
     tokens = options.accumulate * options.batch * options.seq * world
     losses, times_s, counted = [], [], None
+    # Enabled only in float16, whose gradients would underflow.
+    is_fp16 = setup.config.precision is not None and setup.config.precision.compute == torch.float16
+    scaler = GradScaler(setup.device.type, enabled=is_fp16)
     with contextlib.ExitStack() as stack:
         progress = stack.enter_context(Progress(options.steps, is_shown=rank == 0))
         log = None
@@ -181,7 +187,7 @@ def run_steps(setup: Setup, model, optimizer, rank: int, world: int) -> tuple[li
                 group["lr"] = lr_at(step, options.steps, options.lr)
             start = time.perf_counter()
             with count_collectives(world) if step == MEASURED_STEP else contextlib.nullcontext() as count:
-                loss = train_step(setup, model, optimizer, step, rank)
+                loss = train_step(setup, model, optimizer, scaler, step, rank)
             counted = count or counted
             losses.append(loss.item())
             dist.all_reduce(loss)  # sum over ranks
@@ -194,7 +200,7 @@ def run_steps(setup: Setup, model, optimizer, rank: int, world: int) -> tuple[li
     return losses, times_s, counted.elements if counted else None
 
 
-def train_step(setup: Setup, model, optimizer, step: int, rank: int) -> torch.Tensor:
+def train_step(setup: Setup, model, optimizer, scaler: GradScaler, step: int, rank: int) -> torch.Tensor:
     """One optimizer step; this rank's loss, the mean over its micro-batches, a 0-dim tensor."""
     options = setup.options
     total = torch.zeros((), device=setup.device)
@@ -204,10 +210,12 @@ def train_step(setup: Setup, model, optimizer, step: int, rank: int) -> torch.Te
         is_last = micro_batch == options.accumulate - 1
         with contextlib.nullcontext() if is_last else model.no_sync():
             loss = model(tokens, targets) / options.accumulate
-            loss.backward()
+            scaler.scale(loss).backward()
         total += loss.detach()
+    scaler.unscale_(optimizer)
     model.clip_grad_norm_(1.0)
-    optimizer.step()
+    scaler.step(optimizer)
+    scaler.update()
     optimizer.zero_grad()
     return total
 
@@ -224,7 +232,8 @@ def lr_at(step: int, steps: int, highest: float) -> float:
 @torch.no_grad()
 def evaluate(setup: Setup, model: nn.Module, rank: int, world: int) -> float:
     """Mean held-out loss of this rank's share of the held-out batches, in nats/byte. By `forward` itself, operator by
-    operator: a graph without gradients would take longer to compile than these few batches to run."""
+    operator: a graph without gradients would take longer to compile than these few batches to run. So in fp32: outside of
+    a call of the model its weights are the masters."""
     options = setup.options
     count = options.eval_batches * world
     total = 0.0

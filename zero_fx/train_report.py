@@ -78,7 +78,9 @@ def formulas_of(model: nn.Module, stage: int, world: int, micro_batches: int) ->
         sizes[state.lifetime == WHOLE] += math.prod(state.shape)
     # At stage 0 all are kept whole; the formulas ask which ones the stage is about, and give the same either way.
     facts = (stage, sizes[False], sizes[True], world, micro_batches)
-    return {"state_formula_bytes": model_state_bytes(*facts), "elements_formula": elements_sent(*facts)}
+    gathered_bytes = (model._zero_fx_model.compute_dtype or torch.float32).itemsize
+    state_bytes = model_state_bytes(*facts, gathered_bytes=gathered_bytes)
+    return {"state_formula_bytes": state_bytes, "elements_formula": elements_sent(*facts)}
 
 
 def peak_memory(device: torch.device) -> int:

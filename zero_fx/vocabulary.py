@@ -61,6 +61,8 @@ class Gather(NamedTuple):
     world: int
     name: str
     group: str
+    compute_dtype: torch.dtype | None = None
+    reduce_dtype: torch.dtype | None = None
 
 
 class Reduce(NamedTuple):
@@ -72,6 +74,8 @@ class Reduce(NamedTuple):
     world: int
     name: str
     group: str
+    reduce_dtype: torch.dtype | None = None
+    shard_dtype: torch.dtype | None = None
 
 
 def op(name: str):
@@ -115,6 +119,13 @@ def insert(graph: fx.Graph, target, *args, like: fx.Node, **kwargs) -> fx.Node:
             node.meta[key] = like.meta[key]
     node.meta["val"] = value_of(node)
     return node
+
+
+def cast(graph: fx.Graph, tensor: fx.Node, dtype: torch.dtype | None, like: fx.Node) -> fx.Node:
+    """`tensor` in `dtype`; itself if it is, or for None."""
+    if dtype is None or tensor.meta["val"].dtype == dtype:
+        return tensor
+    return insert(graph, torch.ops.prims.convert_element_type.default, tensor, dtype, like=like)
 
 
 def value_of(node: fx.Node):

@@ -4,7 +4,7 @@
 import torch
 from expecttest import TestCase
 
-from tests.graphs import check, gather, reduce, sharded, trace
+from tests.graphs import FROM_BF16, TO_BF16, check, gather, reduce, sharded, trace
 from zero_fx.passes.bucket_collectives import bucket_collectives
 
 
@@ -54,6 +54,53 @@ return %15""")
 %11: f32[1,2] = slice(%8, 1, 6, 8)
 %12: f32[2] = reshape(%11, [2])
 return [%10, %12]""")
+
+    def test_a_bucket_of_casts_and_none_of_two_dtypes(self):
+        def three(a, b, c):
+            low = gather(a, [4, 3], name="a", **TO_BF16), gather(b, [4], name="b", **TO_BF16)
+            return *low, gather(c, [4], name="c")
+
+        self.assertExpectedInline(check(bucket_collectives, sharded(three, (2, 3), (2,), (2,))), """\
+%0: f32[2,3] = input
+%1: f32[2] = input
+%2: f32[2] = input
+%3: bf16[2,3] = convert_element_type(%0, torch.bfloat16)
+%4: bf16[2] = convert_element_type(%1, torch.bfloat16)
+%5: bf16[6] = reshape(%3, [-1])
+%6: bf16[2] = reshape(%4, [-1])
+%7: bf16[8] = cat([%5, %6], 0)
+%8: bf16[16] = all_gather(%7, 2, "a, b")
+%9: bf16[16] = wait(%8, %7, "a, b")
+%10: bf16[2,8] = view(%9, [2, -1])
+%11: bf16[2,6] = slice(%10, 1, 0, 6)
+%12: bf16[4,3] = reshape(%11, [4, 3])
+%13: bf16[2,2] = slice(%10, 1, 6, 8)
+%14: bf16[4] = reshape(%13, [4])
+%15: f32[4] = all_gather(%2, 2, "c")
+%16: f32[4] = wait(%15, %2, "c")
+return [%12, %14, %16]""")
+
+    def test_reductions_of_casts(self):
+        def two(x, y):
+            return reduce(x.bfloat16(), 2, name="a", **FROM_BF16), reduce(y.bfloat16(), 2, name="b", **FROM_BF16)
+
+        self.assertExpectedInline(check(bucket_collectives, sharded(two, (4, 3), (4,))), """\
+%0: f32[4,3] = input
+%1: f32[4] = input
+%2: bf16[4,3] = _to_copy(%0, dtype=torch.bfloat16)
+%3: f32[4,3] = convert_element_type(%2, torch.float32)
+%4: bf16[4] = _to_copy(%1, dtype=torch.bfloat16)
+%5: f32[4] = convert_element_type(%4, torch.float32)
+%6: f32[2,6] = reshape(%3, [2, -1])
+%7: f32[2,2] = reshape(%5, [2, -1])
+%8: f32[2,8] = cat([%6, %7], 1)
+%9: f32[1,8] = reduce_scatter(%8, 2, "a, b")
+%10: f32[1,8] = wait(%9, %8, "a, b")
+%11: f32[1,6] = slice(%10, 1, 0, 6)
+%12: f32[2,3] = reshape(%11, [2, 3])
+%13: f32[1,2] = slice(%10, 1, 6, 8)
+%14: f32[2] = reshape(%13, [2])
+return [%12, %14]""")
 
     def test_reductions_by_exchange(self):
         gm = sharded(two_reductions, (4, 3), (4,), exchange=True)

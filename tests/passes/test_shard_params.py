@@ -2,7 +2,7 @@
 
 from expecttest import TestCase
 
-from tests.graphs import check, gather, trace
+from tests.graphs import TO_BF16, check, gather, trace
 from zero_fx.passes.shard_params import shard_params
 
 
@@ -94,6 +94,37 @@ return %2""")
 %0: f32[4,3] = input
 %1: f32[4,3] = clone(%0)
 return %1""")
+
+    def test_a_shard_is_cast_before_it_travels(self):
+        def kernel(shard, x):
+            return gather(shard, [3, 2, 2], **TO_BF16).float() * x
+
+        self.assertExpectedInline(check(shard_params, trace(kernel, (1, 2, 2), (3, 2, 2)), rank=1), """\
+%0: f32[1,2,2] = input
+%1: f32[3,2,2] = input
+%2: f32[1,4] = as_strided(%0, [1, 4], [4, 1])
+%3: bf16[1,4] = convert_element_type(%2, torch.bfloat16)
+%4: bf16[2,4] = constant_pad_nd(%3, [0, 0, 0, 1])
+%5: bf16[4,4] = all_gather(%4, 2, "w")
+%6: bf16[4,4] = wait(%5, %4, "w")
+%7: bf16[3,4] = slice(%6, 0, 0, 3)
+%8: bf16[3,2,2] = view(%7, [3, 2, 2])
+%9: f32[3,2,2] = _to_copy(%8, dtype=torch.float32)
+%10: f32[3,2,2] = mul(%9, %1)
+return %10""")
+
+    def test_what_is_read_in_place_is_cast(self):
+        def whole(param, shard, x):
+            return gather(param, [4, 3], lifetime="whole", **TO_BF16), gather(shard, [4, 3], world=1, **TO_BF16) * 2
+
+        self.assertExpectedInline(check(shard_params, trace(whole, (4, 3), (4, 3), (5, 4)), stage=0, world=1), """\
+%0: f32[4,3] = input
+%1: f32[4,3] = input
+%2: f32[5,4] = input
+%3: bf16[4,3] = convert_element_type(%0, torch.bfloat16)
+%4: bf16[4,3] = convert_element_type(%1, torch.bfloat16)
+%5: bf16[4,3] = mul(%4, 2)
+return [%3, %5]""")
 
     def test_no_markers(self):
         self.assertEqual(check(shard_params, trace(lambda x: x * 2, (4, 3))), "unchanged")

@@ -25,6 +25,23 @@ def test_gather_param(group, lifetime, is_local):
     torch.library.opcheck(zfx.gather_param.default, (shard, None, local, [4, 3], lifetime, 1, "w", group))
 
 
+@pytest.mark.parametrize("lifetime", ["use", "whole"])
+@pytest.mark.parametrize("is_local", [False, True])
+def test_mixed_precision(group, lifetime, is_local):
+    shard = torch.randn(4, 3, requires_grad=True)
+    local = torch.zeros(()).expand(4, 3).detach().requires_grad_() if is_local else None
+    dtypes = {"compute_dtype": torch.bfloat16, "reduce_dtype": torch.float32}
+    torch.library.opcheck(zfx.gather_param.default, (shard, None, local, [4, 3], lifetime, 1, "w", group), dtypes)
+    full = zfx.gather_param(shard, None, local, [4, 3], lifetime, 1, "w", group, **dtypes)
+    assert full.dtype == torch.bfloat16 and torch.equal(full, shard.bfloat16())
+    full.sum().backward()
+    grad = local.grad if is_local else shard.grad
+    assert grad.dtype == torch.float32 and torch.equal(grad, torch.ones(4, 3))
+    grad = torch.randn(4, 3, dtype=torch.bfloat16)
+    dtypes = {"reduce_dtype": torch.float32, "shard_dtype": torch.float32}
+    torch.library.opcheck(zfx.reduce_grad.default, (grad, 4, lifetime == "whole", 1, "w", group), dtypes)
+
+
 @pytest.mark.parametrize("whole", [False, True])
 def test_reduce_grad(group, whole):
     torch.library.opcheck(zfx.reduce_grad.default, (torch.randn(4, 3), 4, whole, 1, "w", group))
