@@ -8,6 +8,7 @@ import json
 import os
 from collections.abc import Callable
 
+import torch
 from tabulate import tabulate
 
 from .config import Config
@@ -97,7 +98,10 @@ class Report:
         """Model flops utilisation (arXiv 2204.02311, appendix B): three times the flops of forward's matrix products,
         over what the device could have computed in the step."""
         forward = [event for half in self.step.halves if half.label == "forward" for event in half.events]
-        dtype = self.rows[0].dtype if self.rows else None
+        elements: dict[torch.dtype, int] = {}
+        for row in self.rows:
+            elements[row.used_dtype] = elements.get(row.used_dtype, 0) + row.elements
+        dtype = max(elements, key=elements.get, default=None)  # what most parameters are computed in
         return 3 * sum(event.flops for event in forward) / self.prediction.step_s / self.step.hardware.flops(dtype)
 
     # --- text
@@ -162,11 +166,11 @@ class Report:
                     others = f" with {len(event.params) - 1} others" if len(event.params) > 1 else ""
                     where.setdefault(name, []).append(f"{half.label} {ms(begun[index])} ms{others}")
         rows = [
-            [r.name, "x".join(map(str, r.shape)), str(r.dtype)[6:], r.placement, r.rows, r.local_bytes / 2**20,
+            [r.name, "x".join(map(str, r.shape)), str(r.dtype)[6:], str(r.used_dtype)[6:], r.placement, r.rows, r.local_bytes / 2**20,
              "; ".join(where.get(r.name, []))]
             for r in self.rows
         ]  # fmt: skip
-        return rows, ["parameter", "shape", "dtype", "placement", "rows here", "MiB here", "gathered"]
+        return rows, ["parameter", "shape", "dtype", "computed in", "placement", "rows here", "MiB here", "gathered"]
 
     def collective_table(self):
         rows = []
@@ -235,7 +239,9 @@ class Report:
                 for run in self.graphs.runs
             ],
             "parameter_rows": [
-                {**dataclasses.asdict(row), "dtype": str(row.dtype)[6:], "placement": row.placement} for row in self.rows
+                {**dataclasses.asdict(row), "dtype": str(row.dtype)[6:], "used_dtype": str(row.used_dtype)[6:],
+                 "placement": row.placement}
+                for row in self.rows
             ],
             "captured": self.blocks or "all", "inspect_s": self.seconds, "measured": self.measured,
         }  # fmt: skip

@@ -78,8 +78,9 @@ class Llama(nn.Module):
 
     def forward(self, tokens, targets):
         x = self.embed(tokens)
+        cos, sin = self.cos.to(x.dtype), self.sin.to(x.dtype)  # buffers stay fp32 in mixed precision
         for block in self.blocks:
-            x = block(x, self.cos, self.sin)
+            x = block(x, cos, sin)
         return F.cross_entropy(self.head(self.norm(x)).flatten(0, 1).float(), targets.flatten())
 
 
