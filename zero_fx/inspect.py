@@ -24,9 +24,9 @@ FEW = 3  # identical blocks of the shorter of two captures: enough that one has 
 def inspect(
     model: nn.Module,
     *args,
-    stage: int = 3,
+    stage: int | None = None,
     world_size: int = 64,
-    hardware: str | Hardware = "h100",
+    hardware: str | Hardware | None = None,
     ranks_per_node: int | None = None,
     memory_budget: int | float | str | None = None,
     rank: int = 0,
@@ -37,18 +37,22 @@ def inspect(
     that would take: memory, elements sent, time. Nothing is lowered or run, and no peer and no device is needed.
 
     model, args: plain; both may be on the meta device, and then cost no memory. They are not changed.
-    hardware: the name of a published profile ("a100", "h100", "h200", "b200", "cpu") or a Hardware; ranks_per_node: in
-        place of the profile's. memory_budget: as for zero_fx.compile; a fraction is of the profile's memory.
-    config: a zero_fx.Config for all other options; its stage, hardware and memory_budget are replaced by these.
+    stage: 3 if left out. hardware: the name of a published profile ("a100", "h100", the default, "h200", "b200", "cpu") or a
+        Hardware; ranks_per_node: in place of the profile's. memory_budget: as for zero_fx.compile; a fraction is of
+        the profile's memory.
+    config: a zero_fx.Config for all other options; stage, hardware and memory_budget come before what it says.
 
     A model with many identical blocks is captured with a few of them where its graphs repeat themselves, see repeat.py.
     Raises ValueError or TypeError for what cannot be used; RuntimeError inside a process group.
     """
     begun = time.perf_counter()
-    profile = profile_of(hardware, ranks_per_node)
+    config = config or Config()
+    profile = profile_of(hardware or config.hardware or "h100", ranks_per_node)
     if isinstance(world_size, bool) or not isinstance(world_size, int) or world_size < 1:
         raise ValueError(f"world_size={world_size!r}: expected a number of ranks, 1 or more")
-    config = dataclasses.replace(config or Config(), stage=stage, hardware=profile, memory_budget=memory_budget)
+    stage = config.stage if stage is None else stage
+    memory_budget = config.memory_budget if memory_budget is None else memory_budget
+    config = dataclasses.replace(config, stage=stage, hardware=profile, memory_budget=memory_budget)
     if isinstance(config.memory_budget, float):
         config = dataclasses.replace(config, memory_budget=round(config.memory_budget * profile.memory_bytes))
     rows = rows_of_model(hollow_copy(model), config, world_size, rank)  # which refuses what is no module
