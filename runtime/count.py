@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import math
 
 from torch.profiler import ProfilerActivity, profile
@@ -20,10 +21,12 @@ WAIT = "wait_tensor"
 
 @dataclasses.dataclass
 class CollectiveCount:
-    """Filled when `count_collectives` ends. `calls` counts by operator; `elements` are sent per rank, in rings."""
+    """Filled when `count_collectives` ends. `calls` counts by operator; `elements` are sent per rank, in rings.
+    `peak_bytes`: the most that lived at once of what PyTorch allocated inside, if it was asked for."""
 
     calls: dict[str, int] = dataclasses.field(default_factory=dict)
     elements: float = 0.0
+    peak_bytes: int | None = None
 
     @property
     def collectives(self) -> int:
@@ -31,15 +34,19 @@ class CollectiveCount:
 
 
 @contextlib.contextmanager
-def count_collectives(world: int):
+def count_collectives(world: int, memory: bool = False):
     """Count what this rank runs inside, in a group of `world` ranks; yields a CollectiveCount, filled at the end.
 
     Every collective must be over a group of that size. Raises ValueError for an operator whose volume is unknown
     here. Slows down what it measures: use it for one step.
     """
     count = CollectiveCount()
-    with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as recorded:
+    with profile(activities=[ProfilerActivity.CPU], record_shapes=True, profile_memory=memory) as recorded:
         yield count
+    if memory:
+        events = sorted(recorded.profiler.kineto_results.events(), key=lambda event: event.start_ns())
+        changes = (event.nbytes() for event in events if event.name() == "[memory]")
+        count.peak_bytes = max(itertools.accumulate(changes), default=0)
     for entry in recorded.key_averages(group_by_input_shape=True):
         kind = entry.key.removeprefix(PREFIX)
         if kind == entry.key or kind == WAIT or kind.startswith("_"):  # those of its own use do not communicate

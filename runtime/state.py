@@ -21,7 +21,6 @@ import torch.distributed as dist
 
 from .markers import STEP, WHOLE
 from .param import ParamState
-from .tensors import backend_of
 from .trace import Trace
 
 
@@ -32,9 +31,10 @@ class ModelState:
     """`params` maps names (the first one of tied parameters) to states.
 
     `engine` is PyTorch's autograd engine as torch_compat shows it: `queue_after_backward(f)` and `backward_id()`.
+    `transport` is the backend of the group: "nccl", "gloo", or what a fake group stands for.
     """
 
-    def __init__(self, mesh, group: str, world: int, rank: int, engine):
+    def __init__(self, mesh, group: str, world: int, rank: int, engine, transport: str):
         self.mesh, self.group, self.world, self.rank, self.engine = mesh, group, world, rank, engine
         self.params: dict[str, ParamState] = {}
         self.is_accumulating = False  # gradients of stages 0 and 1 stay local, gathered parameters stay gathered
@@ -47,12 +47,13 @@ class ModelState:
         self.is_peeking = False  # reads give meta tensors: something only asks for shapes
         self.trace = Trace()
         # gloo has no reduce-scatter of its own: PyTorch runs it as an all-reduce, of twice the volume.
-        self.exchanges = world > 1 and backend_of(mesh.get_group(), mesh.device_type) == "gloo"
+        self.transport = transport
+        self.exchanges = world > 1 and transport == "gloo"
         # Its all-gather copies too much. This rank's number if gathers are broadcasts, see runtime/collectives.py.
         self.broadcasts = rank if self.exchanges and world <= MOST_BROADCASTS else None
 
     def __deepcopy__(self, memo) -> ModelState:
-        new = memo[id(self)] = ModelState(self.mesh, self.group, self.world, self.rank, self.engine)
+        new = memo[id(self)] = ModelState(self.mesh, self.group, self.world, self.rank, self.engine, self.transport)
         new.compute_dtype = self.compute_dtype
         new.params = copy.deepcopy(self.params, memo)
         return new

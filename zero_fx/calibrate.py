@@ -201,7 +201,7 @@ def calibrated(device: torch.device) -> Hardware:
     try:
         data = json.loads(path.read_text())
         data["matmul_flops"] = tuple((getattr(torch, name), rate) for name, rate in data["matmul_flops"])
-        return Hardware(**data)
+        return Hardware(**{"transport": hardware_of(device).transport, **data})
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise ValueError(
             f"hardware={CALIBRATED!r}: no profile of this machine in {path} ({error}); measure one with "

@@ -9,6 +9,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from .capture import ShardedMethods, StaleParameter, shard_model
 from .config import Config, make_config
+from .hardware import HARDWARE, Hardware
 from .model import CompiledModel
 from .runtime.agree import Agreement
 from .runtime.state import ModelState
@@ -48,12 +49,20 @@ def compile(  # noqa: A001
     check_optimizer(optimizer, model)
     if config.sync_module_states:
         sync_from_rank_0(model, mesh)
-    state = ModelState(mesh, mesh.get_group().group_name, mesh.size(), mesh.get_local_rank(), engine)
+    state = ModelState(mesh, mesh.get_group().group_name, mesh.size(), mesh.get_local_rank(), engine, transport_of(mesh, config))
     replaced = shard_model(model, config, state)
     if optimizer is not None:
         repoint_optimizer(optimizer, replaced)
     model.__dict__["_zero_fx_compiled"] = CompiledModel(config, state, agreement_for(state, config))
     return model
+
+
+def transport_of(mesh: DeviceMesh, config: Config) -> str:
+    """The backend of the mesh's group; of a fake one, what the hardware that a dry run names would have."""
+    backend = backend_of(mesh.get_group(), mesh.device_type)
+    if backend != "fake" or config.hardware is None:
+        return backend
+    return (config.hardware if isinstance(config.hardware, Hardware) else HARDWARE[config.hardware]).transport
 
 
 def check_model(model: nn.Module) -> None:

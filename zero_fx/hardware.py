@@ -17,6 +17,7 @@ class Hardware:
     link_bytes_per_s: of a rank inside its node; node_link_bytes_per_s: of a rank's own network link.
     busy_links: part of a collective's seconds that the rank cannot compute in, though nobody waits: moving data takes
         cores of the CPU, and some of a GPU's multiprocessors.
+    transport: the process group's backend; with "gloo" some collectives take another form.
     """
 
     name: str
@@ -34,6 +35,7 @@ class Hardware:
     ranks_per_node: int
     host_bytes_per_s: float
     source: str
+    transport: str = "nccl"
 
     def flops(self, dtype: torch.dtype) -> float:
         return dict(self.matmul_flops).get(dtype, self.matmul_flops[0][1])
@@ -60,7 +62,7 @@ HARDWARE = {
     "cpu": Hardware(
         "cpu", ((torch.float32, 60e9), (torch.bfloat16, 30e9)), 16e9, 8e9, 5e-6, 1e9, 1e9, 6e-4, 1e-4,
         0.0, 0.0, 0.0, 64, 8e9,
-        "a core of a 2-core virtual machine, gloo over loopback",
+        "a core of a 2-core virtual machine, gloo over loopback", "gloo",
     ),
 }  # fmt: skip
 

@@ -32,13 +32,17 @@ from .torch_compat import (
 from .vocabulary import WHOLE, Gather, PassConfig, Reduce, collective_sequence, find
 
 
+NUMBER = "zero_fx_number"  # in the meta of a half: of the Dynamo graph that it was cut from, counted from 1
+
+
 @dataclasses.dataclass
 class Graphs:
-    """What was compiled for one model, in the order of compilation; only ever added to."""
+    """What was compiled for one model, in the order of compilation; only ever added to, but for `ran`."""
 
     captured: int = 0  # Dynamo graphs
     plans: list[Plan] = dataclasses.field(default_factory=list)  # one a joint graph, under a memory budget
     halves: list[tuple[str, fx.GraphModule]] = dataclasses.field(default_factory=list)  # ("forward", rewritten graph)
+    ran: set[int] = dataclasses.field(default_factory=set)  # numbers (NUMBER) of Dynamo graphs, in the last forward with gradients
     runs: list[PassRun] = dataclasses.field(default_factory=list)  # of all passes on all graphs, in order
 
 
@@ -58,35 +62,36 @@ class Backend:
         self.graphs.captured += 1
         is_inductor = self.config.lowering == "inductor" and self.executes
         lower = self.lower_inductor if is_inductor else self.lower_eager
-        self.markers = ""
-        compiled, markers, trace = lower(gm, example_inputs), self.markers, self.trace
-        if not markers:
-            return compiled
+        self.markers, number, ran = "", self.graphs.captured, self.graphs.ran
+        compiled, markers, trace = lower(gm, example_inputs, number), self.markers, self.trace
 
         def run(*args):
-            trace.note(markers)
+            if torch.is_grad_enabled():
+                ran.add(number)
+            if markers:
+                trace.note(markers)
             return compiled(*args)
 
         return run
 
-    def lower_inductor(self, gm: fx.GraphModule, example_inputs):
+    def lower_inductor(self, gm: fx.GraphModule, example_inputs, number: int):
         return compile_fx(
             gm,
             example_inputs,
             {
-                "joint_custom_post_pass": GraphHook(self, joint=True),
+                "joint_custom_post_pass": GraphHook(self, number, joint=True),
                 "custom_partitioner_fn": self.partitioner(),
-                "post_grad_custom_post_pass": GraphHook(self, joint=False),
+                "post_grad_custom_post_pass": GraphHook(self, number, joint=False),
                 **keep_order_options("zero_fx", near=self.passes.memory_budget is not None),
             },
         )
 
-    def lower_eager(self, gm: fx.GraphModule, example_inputs):
+    def lower_eager(self, gm: fx.GraphModule, example_inputs, number: int):
         def half(label: str):
             def compile_half(gm: fx.GraphModule, example_inputs):
                 if label == "inference":  # there is nothing to cut, so the partitioner's hook was not called
                     self.rewrite_joint(gm)
-                self.rewrite_half(gm, label)
+                self.rewrite_half(gm, label, number)
                 if not self.executes:
                     return boxed(empty_outputs(gm))
                 if label == "backward":  # node by node: it frees what forward saved as soon as it is read
@@ -128,7 +133,8 @@ class Backend:
         self.run(gm, JOINT, self.passes, "joint")
         self.markers = marker_names(gm)
 
-    def rewrite_half(self, gm: fx.GraphModule, label: str) -> None:
+    def rewrite_half(self, gm: fx.GraphModule, label: str, number: int) -> None:
+        gm.meta[NUMBER] = number
         if not self.rewrites:
             self.graphs.halves.append((label, gm))
             return
@@ -204,15 +210,15 @@ def marker_names(gm: fx.GraphModule) -> str:
 class GraphHook(CustomGraphPass):
     """Inductor's hook on a graph: the joint one, or a half after its own rewrites."""
 
-    def __init__(self, backend: Backend, joint: bool):
-        self.backend, self.joint = backend, joint
+    def __init__(self, backend: Backend, number: int, joint: bool):
+        self.backend, self.number, self.joint = backend, number, joint
 
     def __call__(self, graph: fx.Graph) -> None:
         gm = graph.owning_module
         if self.joint:
             self.backend.rewrite_joint(gm)
         else:
-            self.backend.rewrite_half(gm, label_of(graph))
+            self.backend.rewrite_half(gm, label_of(graph), self.number)
 
     def uuid(self):
         # A cache hit would skip the hook, and with it the comparison of collectives across ranks.

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import collections
 import copy
+import time
 import types
 from typing import TYPE_CHECKING
 
@@ -20,9 +22,15 @@ from .runtime.clip import clip_grad_norm
 from .vocabulary import PassConfig
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from .config import Config
+    from .report import Report
     from .runtime.agree import Agreement
     from .runtime.state import ModelState
+
+
+STARTS = 65  # of forwards, that are kept for the time of a step
 
 
 class CompiledModel:
@@ -31,6 +39,7 @@ class CompiledModel:
     def __init__(self, config: Config, state: ModelState, agreement: Agreement):
         self.config, self.state, self.agreement = config, state, agreement
         self.known = {param.param for param in state.params.values()}
+        self.starts: collections.deque[float] = collections.deque(maxlen=STARTS)  # of forwards with gradients
         self.backend = Backend(config, pass_config(config, state), agreement, state)
         self.forward = torch.compile(own_code(call_module), backend=self.backend, dynamic=config.dynamic)
 
@@ -40,6 +49,9 @@ class CompiledModel:
         precision = self.config.precision
         if precision is not None:
             args, kwargs = cast_floats(args, precision.compute), cast_floats(kwargs, precision.compute)
+        if torch.is_grad_enabled():
+            self.starts.append(time.perf_counter())
+            self.backend.graphs.ran.clear()
         with self.state.forward():
             outputs = self.forward(model, hooks, *args, **kwargs)
         return cast_floats(outputs, precision.output) if precision is not None and precision.output else outputs
@@ -166,6 +178,17 @@ class RootMethods:
         Otherwise as torch.nn.utils.clip_grad_norm_.
         """
         return clip_grad_norm(self._zero_fx_model, max_norm, norm_type, error_if_nonfinite)
+
+    def report(self, run: Callable[[], object] | None = None) -> Report:
+        """A Report, as zero_fx.inspect gives it, of what this rank ran in the last forward with gradients and its backward,
+        with measured figures beside the predicted ones (`report.measured`, see zero_fx/measure.py).
+
+        run: a function that runs one training step, called once, on every rank, under the profiler: it measures the
+            elements sent and the memory of that step. Raises RuntimeError before the first forward.
+        """
+        from .measure import live_report  # which needs what needs this module
+
+        return live_report(self, self._zero_fx_compiled, run)
 
 
 def full_state_dict(model: nn.Module) -> dict[str, torch.Tensor]:

@@ -114,7 +114,9 @@ class Report:
         lines = [
             f"{self.model}: {self.parameters:,} parameters, stage {self.config.stage}, rank {self.rank} of {self.world:,} "
             f"({nodes:,} nodes), {hardware.name}",
-            f"captured in {self.seconds:.1f} s" + (f" from {self.blocks}" if self.blocks else ""),
+            f"captured in {self.seconds:.1f} s" + (f" from {self.blocks}" if self.blocks else "")
+            if self.measured is None
+            else "as it ran",
             "",
             self.table("memory"),
             f"peak {gib(prediction.peak_bytes)} GiB of {gib(hardware.memory_bytes)}"
@@ -181,7 +183,10 @@ class Report:
         return rows, ["graph", "collective", "starts, ms", "takes, ms", "elements sent", "parameters"]
 
     def measured_table(self):
-        predicted = {"step_s": self.prediction.step_s, "peak_bytes": self.prediction.peak_bytes}
+        predicted = {
+            "step_s": self.prediction.step_s, "parameters": self.memory["parameters"], "elements_sent": sum(self.sent.values()),
+            "allocated_peak": self.prediction.peak_bytes - self.step.resident_bytes,
+        }  # fmt: skip
         rows = [[name, value, predicted.get(name)] for name, value in (self.measured or {}).items()]
         return rows, ["figure", "measured", "predicted"]
 
