@@ -7,9 +7,7 @@ Two graphs pass through here: the joint graph of forward and backward before it 
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import os
-import re
 import sys
 import time
 
@@ -17,6 +15,7 @@ from torch import fx
 
 from ..config import Debug
 from ..text import text
+from ..text_diff import diff
 from ..verify import signature, verify
 from ..vocabulary import PassConfig, Report
 from .bucket_collectives import bucket_collectives
@@ -92,22 +91,6 @@ def tell(debug: Debug, run: PassRun) -> None:
         print(diff(run.before, run.after), file=sys.stderr)
     if debug.level >= 3:
         print(run.after, file=sys.stderr)
-
-
-def diff(before: str, after: str, context: int = 1) -> str:
-    """What a pass changed: lines with - and +, and `context` unchanged ones around. Values that are only numbered anew
-    have not changed."""
-    old, new = before.splitlines(), after.splitlines()
-    unnumbered = [[re.sub(r"%\d+", "%", line) for line in lines] for lines in (old, new)]
-    shown = []
-    for group in difflib.SequenceMatcher(None, *unnumbered, autojunk=False).get_grouped_opcodes(context):
-        shown += ["..."] if shown else []
-        for kind, a, b, c, d in group:
-            if kind == "equal":
-                shown += [f"  {line}" for line in new[c:d]]
-            else:
-                shown += [f"- {line}" for line in old[a:b]] + [f"+ {line}" for line in new[c:d]]
-    return "\n".join(shown)
 
 
 def dump(debug: Debug, gm: fx.GraphModule, name: str) -> None:

@@ -1,4 +1,4 @@
-"""The command line: `zero-fx train` and `zero-fx bench`, also `python -m zero_fx train`."""
+"""The command line: `zero-fx train`, `zero-fx inspect` and `zero-fx bench`, also `python -m zero_fx train`."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import dataclasses
 import os
 import sys
 
+from . import inspect_cli
+from .breaks import CaptureError
 from .train import TrainOptions, prepare, train
 
 
@@ -22,6 +24,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = Parser(prog="zero-fx", description="ZeRO data-parallel training as a compiler.", allow_abbrev=False)
     commands = parser.add_subparsers(dest="command", required=True, metavar="command")
     add_train(commands)
+    add_inspect(commands)
     commands.add_parser("bench", help="compare passes with each other and with DDP, FSDP2 and DeepSpeed", add_help=False)
     argv = sys.argv[1:] if argv is None else argv
     if argv[:1] == ["bench"]:
@@ -30,8 +33,11 @@ def main(argv: list[str] | None = None) -> int:
         return bench(argv[1:])
     try:
         args = parser.parse_args(argv)
+        if args.command == "inspect":
+            inspect_cli.run(options_from(inspect_cli.InspectOptions, args))
+            return 0
         setup = prepare(options_from(TrainOptions, args))
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, CaptureError) as error:
         if os.environ.get("LOCAL_RANK", "0") == "0":  # ranks of one machine would all say the same
             print(f"zero-fx: {error}", file=sys.stderr)
         return 2
@@ -50,6 +56,17 @@ def add_train(commands) -> None:
         allow_abbrev=False,
     )
     add_options(parser, TrainOptions)
+
+
+def add_inspect(commands) -> None:
+    parser = commands.add_parser(
+        "inspect",
+        help="what a step would take on hardware that is not here: memory, time, elements sent, graphs",
+        description="Capture a model as a rank of a large job would run it, without the devices and the peers, and report "
+        "what a step would take: zero-fx inspect --model llama-8b --stage 3 --world 64 --hardware h100 --html out.html",
+        allow_abbrev=False,
+    )
+    add_options(parser, inspect_cli.InspectOptions)
 
 
 def add_options(parser: argparse.ArgumentParser, options: type) -> None:

@@ -8,6 +8,7 @@ import time
 from torch import nn
 
 from .blocks import Stack, largest_stack, shorten
+from .breaks import breaks_since, explain
 from .config import Config
 from .dry_run import dry_run, hollow_copy
 from .hardware import HARDWARE, Hardware
@@ -17,6 +18,7 @@ from .passes.prefetch import start_order
 from .predict import StepGraphs
 from .repeat import repeat
 from .report import Report
+from .torch_compat import graph_break_reasons
 
 FEW = 3  # identical blocks of the shorter of two captures: enough that one has a block like it on each side
 
@@ -43,7 +45,8 @@ def inspect(
     config: a zero_fx.Config for all other options; stage, hardware and memory_budget come before what it says.
 
     A model with many identical blocks is captured with a few of them where its graphs repeat themselves, see repeat.py.
-    Raises ValueError or TypeError for what cannot be used; RuntimeError inside a process group.
+    Raises ValueError or TypeError for what cannot be used; CaptureError, a RuntimeError, for a model whose forward fails;
+    RuntimeError inside a process group.
     """
     begun = time.perf_counter()
     config = config or Config()
@@ -56,7 +59,12 @@ def inspect(
     if isinstance(config.memory_budget, float):
         config = dataclasses.replace(config, memory_budget=round(config.memory_budget * profile.memory_bytes))
     rows = rows_of_model(hollow_copy(model), config, world_size, rank)  # which refuses what is no module
-    graphs, blocks = capture(model, args, kwargs, config, world_size, rank)
+    broken = len(graph_break_reasons)
+    try:
+        graphs, blocks = capture(model, args, kwargs, config, world_size, rank)
+    except Exception as error:
+        better = explain(error, type(model).__name__)
+        raise better from (None if better is error else error)
 
     def again(**changes) -> Report:
         options = {
@@ -66,7 +74,7 @@ def inspect(
 
     return Report(
         model=type(model).__name__, config=config, world=world_size, rank=rank, step=graphs.step(), rows=rows, graphs=graphs,
-        blocks=blocks, seconds=time.perf_counter() - begun, again=again,
+        blocks=blocks, breaks=breaks_since(broken), seconds=time.perf_counter() - begun, again=again,
     )  # fmt: skip
 
 

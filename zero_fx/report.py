@@ -11,13 +11,15 @@ from collections.abc import Callable
 import torch
 from tabulate import tabulate
 
+from .breaks import Break, eager_parameters
 from .config import Config
 from .events import KINDS, Event
 from .params import ParamRow
-from .passes.pipeline import PassRun, diff
+from .passes.pipeline import PassRun
 from .predict import Prediction, Step, StepGraphs
 from .simulate import Timeline
 from .text import text
+from .text_diff import diff
 
 SCHEMA = "zero_fx.report/1"
 GIB = 1 << 30
@@ -27,7 +29,8 @@ GIB = 1 << 30
 class Report:
     """Of one rank. `str()` is one screen; see the methods for more.
 
-    step: what is played. graphs: as they would run; blocks: how much of the model was captured for them, "" for all. rows: of all parameters. seconds: that the inspection took. measured: of a real run, by name, else None.
+    step: what is played. graphs: as they would run; blocks: how much of the model was captured for them, "" for all; breaks:
+    where they break. rows: of all parameters. seconds: that the inspection took. measured: of a real run, by name, else None.
     """
 
     model: str
@@ -39,6 +42,7 @@ class Report:
     graphs: StepGraphs
     blocks: str
     seconds: float
+    breaks: tuple[Break, ...] = ()
     again: Callable[..., Report] | None = None
     measured: dict[str, float] | None = None
 
@@ -104,6 +108,23 @@ class Report:
         dtype = max(elements, key=elements.get, default=None)  # what most parameters are computed in
         return 3 * sum(event.flops for event in forward) / self.prediction.step_s / self.step.hardware.flops(dtype)
 
+    @functools.cached_property
+    def notices(self) -> list[str]:
+        """What a person has to know before the figures: what does not fit, what is not captured."""
+        found = []
+        over = self.prediction.peak_bytes - self.step.hardware.memory_bytes
+        if over > 0:
+            found.append(f"does not fit: {gib(over)} GiB more than the device has")
+        eager = eager_parameters(self.step, self.rows) if self.breaks or not self.step.halves else ()
+        if self.breaks:
+            places = [f"{one.line} ({one.code}): {one.reason}" for one in self.breaks]
+            found.append("not captured whole; tensors have no values here, and a branch on one may go another way in training.\n"
+                         "Graphs break at\n  " + "\n  ".join(places))
+        if eager:
+            names = ", ".join(eager[:8]) + (f" and {len(eager) - 8:,} more" if len(eager) > 8 else "")
+            found.append(f"eager, one collective for each use, not in these figures: {names}")
+        return found
+
     # --- text
 
     def __str__(self) -> str:
@@ -113,10 +134,11 @@ class Report:
         where = f"{event.op} of {event.module or 'the model'}" + (f" ({event.line})" if event.line else "") if event else ""
         lines = [
             f"{self.model}: {self.parameters:,} parameters, stage {self.config.stage}, rank {self.rank} of {self.world:,} "
-            f"({nodes:,} nodes), {hardware.name}",
+            f"({nodes:,} node{'s' * (nodes > 1)}), {hardware.name}",
             f"captured in {self.seconds:.1f} s" + (f" from {self.blocks}" if self.blocks else "")
             if self.measured is None
             else "as it ran",
+            *self.notices,
             "",
             self.table("memory"),
             f"peak {gib(prediction.peak_bytes)} GiB of {gib(hardware.memory_bytes)}"
@@ -248,6 +270,7 @@ class Report:
                  "placement": row.placement}
                 for row in self.rows
             ],
+            "notices": self.notices, "breaks": [dataclasses.asdict(one) for one in self.breaks],
             "captured": self.blocks or "all", "inspect_s": self.seconds, "measured": self.measured,
         }  # fmt: skip
 
@@ -257,6 +280,19 @@ class Report:
 
         with open(path, "w", encoding="utf-8") as file:
             json.dump({"traceEvents": trace_events(self), "displayTimeUnit": "ms"}, file)
+
+    def save_html(self, path: str | os.PathLike) -> None:
+        """One page that fetches nothing: timeline, memory over time, the graphs before and after each pass, parameters."""
+        from .html_page import page
+
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(page(self))
+
+    def save_svg(self, path: str | os.PathLike) -> None:
+        """A drawing of the timeline and the memory. Needs matplotlib; raises ImportError without it."""
+        from .drawing import draw
+
+        draw(self, path)
 
 
 def diff_of(run: PassRun, context: int) -> str:

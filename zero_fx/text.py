@@ -100,7 +100,11 @@ def line_of(node: fx.Node) -> str:
     """ "file:number" of the user's innermost line of code, the file without its folders; "" if there is none."""
     frames = FRAME.findall(node.meta.get("stack_trace") or "")
     for path, number in reversed(frames):
-        inside = f"{os.sep}torch{os.sep}" in path or path in OWN or path.endswith(os.path.join("runtime", "param.py"))
-        if not inside:
+        if is_users(path):
             return f"{os.path.basename(path)}:{number}"
     return ""
+
+
+def is_users(path: str) -> bool:
+    """Whether a source file is neither PyTorch's nor of what zero_fx puts around a model."""
+    return not (f"{os.sep}torch{os.sep}" in path or path in OWN or path.endswith(os.path.join("runtime", "param.py")))

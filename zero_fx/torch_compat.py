@@ -52,6 +52,7 @@ CustomGraphPass = private("torch._inductor.custom_graph_pass", "CustomGraphPass"
 aot_autograd = private("torch._dynamo.backends.common", "aot_autograd")
 get_default_store = private("torch.distributed.distributed_c10d", "_get_default_store")
 detect_fake_mode = private("torch._guards", "detect_fake_mode")
+graph_break_reasons = private("torch._dynamo.utils", "graph_break_reasons")  # a list that each graph break is added to
 tree_leaves = private("torch.utils._pytree", "tree_leaves")
 tree_map = private("torch.utils._pytree", "tree_map")
 

@@ -4,42 +4,43 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from .lanes import LANES, Span, offsets_of, spans_of
 from .simulate import memory_by_kind
 
 if TYPE_CHECKING:
     from .report import Report
 
-COMPUTE, LINKS = 0, 1  # lanes, as threads of one process
-
 
 def trace_events(report: Report) -> list[dict]:
-    """Complete events ("X") in microseconds, and counters ("C") in bytes. Graphs follow one another, then the optimizer."""
-    found = [lane(COMPUTE, "compute"), lane(LINKS, "links")]
-    offset = 0.0
-    for half, timeline in zip(report.step.halves, report.timelines):
-        begun = 0.0
-        memory, shown = memory_by_kind(half), None
-        for index, (event, end) in enumerate(zip(half.events, timeline.ends)):
-            if end > begun:
-                about = {"module": event.module, "line": event.line, "graph": half.label}
-                name = f"wait {event.op}" if event.back else event.op
-                found.append(span(COMPUTE, name, offset + begun, end - begun, about))
-            now = {kind: values[index] for kind, values in memory.items()}
+    """Complete events ("X") in microseconds, one thread a lane, and counters ("C") in bytes."""
+    lanes = [
+        {"ph": "M", "pid": 0, "tid": number, "name": "thread_name", "args": {"name": name}} for number, name in enumerate(LANES)
+    ]
+    return [*lanes, *(complete(report, span) for span in spans_of(report)), *counters(report)]
+
+
+def complete(report: Report, span: Span) -> dict:
+    about = {"kind": span.kind}
+    if span.half >= 0:
+        half = report.step.halves[span.half]
+        event = half.events[span.index]
+        about |= {"graph": half.label, "module": event.module, "line": event.line}
+        if event.params:
+            about |= {"parameters": ", ".join(event.params), "elements sent": event.sent}
+    return {
+        "ph": "X", "pid": 0, "tid": LANES.index(span.lane), "name": span.name, "cat": span.kind, "ts": span.start_s * 1e6,
+        "dur": span.seconds * 1e6, "args": about,
+    }  # fmt: skip
+
+
+def counters(report: Report) -> list[dict]:
+    """Memory by kind, where it changes."""
+    found = []
+    for half, timeline, offset in zip(report.step.halves, report.timelines, offsets_of(report)):
+        memory, shown, begun = memory_by_kind(half), None, 0.0
+        for *now, end in zip(*memory.values(), timeline.ends):
             if now != shown:
-                found.append({"ph": "C", "pid": 0, "name": "memory", "ts": (offset + begun) * 1e6, "args": now})
-            begun, shown = end, now
-        for index, start, end in timeline.transfers:
-            event = half.events[index]
-            about = {"parameters": ", ".join(event.params), "elements sent": event.sent, "graph": half.label}
-            found.append(span(LINKS, event.op, offset + start, end - start, about))
-        offset += max([timeline.seconds, *(end for *_, end in timeline.transfers)])
-    found.append(span(COMPUTE, "optimizer", offset, report.step.optimizer_s, {}))
+                args = dict(zip(memory, now))
+                found.append({"ph": "C", "pid": 0, "name": "memory", "ts": (offset + begun) * 1e6, "args": args})
+            shown, begun = now, end
     return found
-
-
-def lane(number: int, name: str) -> dict:
-    return {"ph": "M", "pid": 0, "tid": number, "name": "thread_name", "args": {"name": name}}
-
-
-def span(number: int, name: str, start_s: float, seconds: float, about: dict) -> dict:
-    return {"ph": "X", "pid": 0, "tid": number, "name": name, "ts": start_s * 1e6, "dur": seconds * 1e6, "args": about}
