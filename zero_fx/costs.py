@@ -34,15 +34,17 @@ def bytes_of(value) -> int:
     return size_of(value) * value.element_size() if isinstance(value, torch.Tensor) else 0
 
 
-def flops_of(node: fx.Node) -> int:
-    """Operations of a matrix product, convolution or attention; 0 for an operator without a formula."""
+def flops_of(node: fx.Node, known=None, number=int):
+    """Operations of a matrix product, convolution or attention; 0 for an operator without a formula. known: what makes
+    of a recorded value one whose sizes count, `hinted` by default; number: of the result."""
+    known = known or hinted
     packet = getattr(node.target, "overloadpacket", None)
     count = flop_registry.get(packet) or ATTENTION_ON_CPU.get(packet)
     if count is None:
         return 0
-    args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: hinted(n.meta.get("val")))
+    args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: known(n.meta.get("val")))
     try:
-        return int(count(*args, **kwargs, out_val=hinted(node.meta.get("val"))))
+        return number(count(*args, **kwargs, out_val=known(node.meta.get("val"))))
     except (TypeError, ValueError, AssertionError, AttributeError):
         return 0  # a formula that does not know this form of the operator: it then counts by its bytes
 
@@ -70,9 +72,9 @@ def hinted(value):
     return torch.empty([size_hint(size, UNKNOWN_SIZE) for size in value.shape], dtype=value.dtype, device="meta")
 
 
-def compute_s(node: fx.Node, hardware: Hardware) -> float:
+def compute_s(node: fx.Node, hardware: Hardware, bytes_of=bytes_of, flops_of=flops_of, largest=max) -> float:
     """Seconds that a node computes. Views are free, and so is what passes inserted around collectives: it is there on
-    some ranks and not on others, which must decide alike."""
+    some ranks and not on others, which must decide alike. bytes_of, flops_of, largest: to count in other numbers, see symbolic.py."""
     if node.op != "call_function" or is_view(node) or node.meta.get("zero_fx_inserted"):
         return 0.0
     if is_op(node, *COLLECTIVES):
@@ -86,13 +88,13 @@ def compute_s(node: fx.Node, hardware: Hardware) -> float:
         return moved / hardware.memory_bytes_per_s
     moved += sum(bytes_of(arg.meta.get("val")) for arg in node.all_input_nodes)
     dtype = next((a.meta["val"].dtype for a in node.all_input_nodes if isinstance(a.meta.get("val"), torch.Tensor)), None)
-    return max(flops / hardware.flops(dtype), moved / hardware.memory_bytes_per_s) + hardware.launch_s
+    return largest(flops / hardware.flops(dtype), moved / hardware.memory_bytes_per_s) + hardware.launch_s
 
 
-def collective_s(kind: str, elements: int, element_bytes: int, world: int, hardware: Hardware) -> float:
+def collective_s(kind: str, elements: int, element_bytes: int, world: int, hardware: Hardware, largest=max) -> float:
     """Seconds of one collective over `world` ranks whose input has `elements`, alone on its links."""
     full = elements * element_bytes * (world if kind in GATHERS else 1)
-    return latency_s(world, hardware) + full * byte_s(kind, world, hardware)
+    return latency_s(world, hardware) + full * byte_s(kind, world, hardware, largest)
 
 
 GATHERS = ("all_gather", "gather_held")
@@ -104,7 +106,7 @@ def latency_s(world: int, hardware: Hardware) -> float:
     return hardware.latency_s + (world - nodes) * hardware.hop_s + (nodes - 1) * hardware.node_hop_s
 
 
-def byte_s(kind: str, world: int, hardware: Hardware) -> float:
+def byte_s(kind: str, world: int, hardware: Hardware, largest=max) -> float:
     """Seconds that each byte of the full tensor adds: on a rank's own link, or on those between nodes if they are slower.
 
     As many rings run as a node has ranks, each through another rank's network link. So a node's links between nodes
@@ -116,7 +118,8 @@ def byte_s(kind: str, world: int, hardware: Hardware) -> float:
     inside, between = (world - 1) / world, (nodes - 1) / nodes
     if kind != "all_to_all":
         between /= local
-    return max(inside / hardware.link_bytes_per_s, between / hardware.node_link_bytes_per_s) * (2 if kind == "all_reduce" else 1)
+    slowest = largest(inside / hardware.link_bytes_per_s, between / hardware.node_link_bytes_per_s)
+    return slowest * (2 if kind == "all_reduce" else 1)
 
 
 def nodes_of(world: int, hardware: Hardware) -> int:

@@ -108,7 +108,8 @@ class Storages:
     def __init__(self, gm: fx.GraphModule, fused: bool, held: int, is_backward: bool):
         self.held, self.is_backward = held, is_backward
         self.owner = owners(gm)
-        self.sizes = sizes(gm, self.owner, fused, held)
+        self.values = allocated(gm, self.owner, fused, held)
+        self.sizes = {node: bytes_of(source.meta.get("val")) for node, source in self.values.items()}
         self.kinds = kinds(gm, self.owner, is_backward)
         self.saved = {}
         for node in gm.graph.find_nodes(op="placeholder") if is_backward else ():
@@ -137,17 +138,18 @@ def owners(gm: fx.GraphModule) -> dict[fx.Node, fx.Node]:
     return owner
 
 
-def sizes(gm: fx.GraphModule, owner: dict[fx.Node, fx.Node], fused: bool, held: int) -> dict[fx.Node, int]:
-    """Bytes that each node allocates. Inputs allocate nothing; a gather into a held parameter allocates that, unless
-    it lives already."""
+def allocated(gm: fx.GraphModule, owner: dict[fx.Node, fx.Node], fused: bool, held: int) -> dict[fx.Node, fx.Node]:
+    """What each node allocates, as the node whose type that has. Inputs allocate nothing; a gather into a held parameter
+    allocates that, unless it lives already."""
     found, place = {}, places(gm)
     for node in gm.graph.nodes:
         if node.op != "call_function" or owner[node] is not node:
             continue
         if is_op(node, "gather_held"):
-            found[node] = 0 if held else bytes_of(node.args[0].meta["val"])
+            if not held:
+                found[node] = node.args[0]
         elif not (fused and is_fused_away(node, place)):
-            found[node] = bytes_of((mask_source(node) if fused else node).meta.get("val"))
+            found[node] = mask_source(node) if fused else node
     return found
 
 

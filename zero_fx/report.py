@@ -18,6 +18,7 @@ from .params import ParamRow
 from .passes.pipeline import PassRun
 from .predict import Prediction, Step, StepGraphs
 from .simulate import Timeline
+from .symbolic import Formulas, formulas_of
 from .text import text
 from .text_diff import diff
 
@@ -107,6 +108,11 @@ class Report:
             elements[row.used_dtype] = elements.get(row.used_dtype, 0) + row.elements
         dtype = max(elements, key=elements.get, default=None)  # what most parameters are computed in
         return 3 * sum(event.flops for event in forward) / self.prediction.step_s / self.step.hardware.flops(dtype)
+
+    @functools.cached_property
+    def formulas(self) -> Formulas:
+        """Memory, elements sent and time as sympy expressions; see zero_fx/symbolic.py."""
+        return formulas_of(self.graphs, self.rows, self.rank)
 
     @functools.cached_property
     def notices(self) -> list[str]:

@@ -11,6 +11,7 @@ import importlib
 import re
 import warnings
 
+import sympy
 import torch
 
 OLDEST = (2, 11)
@@ -172,3 +173,31 @@ class ScalerBase(torch.amp.GradScaler):
 def unscale_and_check(grads: list[torch.Tensor], found_inf: torch.Tensor, inv_scale: torch.Tensor) -> None:
     """Multiply `grads` (of one dtype) in place; set `found_inf` to 1 if one is infinite or NaN."""
     torch._amp_foreach_non_finite_check_and_unscale_(grads, found_inf, inv_scale)
+
+
+def expression_of(size):
+    """A size, or a count made of sizes, as a sympy expression."""
+    return size.node.expr if isinstance(size, torch.SymInt) else sympy.Integer(size)
+
+
+def dimension_names(gm: torch.fx.GraphModule) -> dict:
+    """Symbol: (what it is the size of, the size at capture), of the dynamic dimensions of a graph's values."""
+    found = {}
+    for node in gm.graph.nodes:
+        value = node.meta.get("val")
+        for size in value.shape if isinstance(value, torch.Tensor) else ():
+            if not isinstance(size, torch.SymInt):
+                continue
+            env = size.node.shape_env
+            hints = env.backed_var_to_val if hasattr(env, "backed_var_to_val") else env.var_to_val  # renamed in 2.12
+            for symbol in size.node.expr.free_symbols - found.keys():
+                found[symbol] = (source_name(env.var_to_sources.get(symbol)), int(hints.get(symbol, 0)))
+    return found
+
+
+def source_name(sources) -> str:
+    """"tokens.size(0)" for Dynamo's L['tokens'].size()[0]."""
+    if not sources:
+        return "a size that depends on data"
+    name = sources[0].name() if callable(sources[0].name) else sources[0].name  # a method in 2.11
+    return re.sub(r"\.size\(\)\[(\d+)\]$", r".size(\1)", re.sub(r"^L\['(\w+)'\]", r"\1", name))
