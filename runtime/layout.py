@@ -28,3 +28,8 @@ def pad_rows(tensor: torch.Tensor, rows: int) -> torch.Tensor:
     if missing == 0:
         return tensor
     return torch.ops.aten.constant_pad_nd(tensor, [0] * (2 * tensor.dim() - 1) + [missing])
+
+
+def own_copy(rows: torch.Tensor) -> torch.Tensor:
+    """A rank's own contiguous copy of its rows of a parameter, which are a view."""
+    return rows.clone(memory_format=torch.contiguous_format)

@@ -79,7 +79,7 @@ class ParamState:
 
     def make_param(self, full: torch.Tensor) -> torch.nn.Parameter:
         """The DTensor parameter that holds this rank's own copy of its rows of `full` (rows, ...)."""
-        tensor = self.as_dtensor(self.rows_of(full.detach()).clone(memory_format=torch.contiguous_format))
+        tensor = self.as_dtensor(self.model.own(self.rows_of(full.detach())))
         param = torch.nn.Parameter(tensor, requires_grad=full.requires_grad)
         for name, value in vars(full).items():  # what people note on parameters, to sort them into groups
             setattr(param, name, value)

@@ -1,6 +1,7 @@
 """A dry run captures what training would run, without running it."""
 
 import dataclasses
+import resource
 
 import pytest
 import torch
@@ -94,3 +95,13 @@ def test_refusals():
             dry_run(nn.Linear(2, 2), (torch.ones(1, 2),), world=4)
     finally:
         dist.destroy_process_group()
+
+
+def test_costs_no_memory():
+    """Neither full parameters nor shards are written to: 48 GiB of them, on two ranks."""
+    with torch.device("meta"):
+        model = nn.Sequential(*[layer for _ in range(3) for layer in (nn.Linear(1 << 15, 1 << 16), nn.Linear(1 << 16, 1 << 15))])
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    graphs = dry_run(model, (torch.ones(1, 1 << 15, device="meta"),), world=2, keep_whole_below=0)
+    assert graphs.resident_bytes > 3 * 24 * 2**30
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 1 << 20, "KiB"

@@ -12,6 +12,7 @@ from .config import Config, make_config
 from .hardware import HARDWARE, Hardware
 from .model import CompiledModel
 from .runtime.agree import Agreement
+from .runtime.layout import own_copy
 from .runtime.state import ModelState
 from .runtime.tensors import backend_of, hooks_of
 from .setup import default_mesh, device_of, repoint_optimizer, sync_from_rank_0
@@ -42,14 +43,18 @@ def compile(  # noqa: A001
     """
     if stage is not None:
         options["stage"] = stage
-    config = make_config(config, options)
+    return compile_with(model, make_config(config, options), optimizer, mesh)
+
+
+def compile_with(model: nn.Module, config: Config, optimizer=None, mesh=None, own=own_copy) -> nn.Module:
+    """compile, with all options in `config`. own(rows): memory of a rank's own for its rows of a parameter, a view."""
     check_model(model)
     device = device_of(model)
     mesh = default_mesh(device, config.timeout_s) if mesh is None else check_mesh(mesh, device)
     check_optimizer(optimizer, model)
     if config.sync_module_states:
         sync_from_rank_0(model, mesh)
-    state = ModelState(mesh, mesh.get_group().group_name, mesh.size(), mesh.get_local_rank(), engine, transport_of(mesh, config))
+    state = ModelState(mesh, mesh.get_group().group_name, mesh.size(), mesh.get_local_rank(), engine, transport_of(mesh, config), own)
     replaced = shard_model(model, config, state)
     if optimizer is not None:
         repoint_optimizer(optimizer, replaced)

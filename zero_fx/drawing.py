@@ -24,14 +24,20 @@ MEMORY = {
 GIB = 1 << 30
 
 
-def draw(report: Report, path: str | os.PathLike) -> None:
+def matplotlib_for(what: str):
+    """matplotlib, with its Figure; ImportError names `what` where it is not installed."""
     try:
         import matplotlib
-        from matplotlib.figure import Figure
+        import matplotlib.figure
     except ImportError as error:
-        raise ImportError("save_svg draws with matplotlib, which is not installed here: pip install matplotlib") from error
+        raise ImportError(f"{what} draws with matplotlib, which is not installed here: pip install matplotlib") from error
+    return matplotlib
+
+
+def draw(report: Report, path: str | os.PathLike) -> None:
+    matplotlib = matplotlib_for("save_svg")
     with matplotlib.rc_context({"svg.hashsalt": "zero_fx", "font.size": 9}):
-        figure = Figure(figsize=(11, 5.4), layout="constrained")
+        figure = matplotlib.figure.Figure(figsize=(11, 5.4), layout="constrained")
         lanes, memory = figure.subplots(2, 1, sharex=True, height_ratios=(1, 1.6))
         draw_lanes(lanes, report)
         draw_memory(memory, report)

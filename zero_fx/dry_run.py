@@ -11,16 +11,20 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
+import mmap
+import sys
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
-from .compile import compile as compile_model
+from .compile import compile_with
 from .config import Config, make_config
 from .predict import StepGraphs, graphs_of
 from .torch_compat import fake_store, tree_leaves, tree_map
 
+LARGE = 1 << 30  # bytes
+NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)  # Linux's value, which Python's module has since 3.13
 
 def dry_run(
     model: nn.Module,
@@ -49,7 +53,7 @@ def dry_run(
     args, kwargs = hollow((args, kwargs or {}))
     dist.init_process_group("fake", store=fake_store(), rank=rank, world_size=world)
     try:
-        compile_model(model, config=config)
+        compile_with(model, config, own=untouched_rows)
         backend = model._zero_fx_compiled.backend
         backend.executes, backend.rewrites = False, rewrites
         step(model, args, kwargs)
@@ -84,9 +88,18 @@ def hollow(values):
     return tree_map(one, values)
 
 
+def untouched_rows(rows: torch.Tensor) -> torch.Tensor:
+    return untouched(torch.empty_like(rows, device="meta", memory_format=torch.contiguous_format))
+
+
 def untouched(tensor: torch.Tensor) -> torch.Tensor:
     """A CPU tensor of the same type. Its pages do not exist until someone writes to them."""
-    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="cpu")
+    if tensor.numel() * tensor.element_size() < LARGE or sys.platform != "linux":
+        return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="cpu")
+    # An allocator asks for memory that is accounted for, and Linux refuses more than the machine has.
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | NORESERVE
+    pages = torch.frombuffer(mmap.mmap(-1, tensor.untyped_storage().nbytes(), flags=flags), dtype=torch.uint8)
+    return torch.empty(0, dtype=tensor.dtype, device="cpu").set_(pages.untyped_storage(), 0, tensor.shape, tensor.stride())
 
 
 def step(model: nn.Module, args: tuple, kwargs: dict) -> None:

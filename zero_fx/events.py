@@ -66,7 +66,8 @@ def half_of(label: str, gm: fx.GraphModule, hardware: Hardware, world: int, fuse
     started: dict[fx.Node, int] = {}
     events = []
     for node in gm.graph.nodes:
-        figures = link_figures(node, hardware, world)
+        is_found = bool(held) and is_op(node, "gather_held")  # backward finds what forward gathered
+        figures = {} if is_found else link_figures(node, hardware, world)
         if "link_s" in figures:
             started[node.args[0] if is_op(node, "gather_held") else node] = len(events)
         if is_op(node, "wait"):

@@ -7,6 +7,7 @@ import time
 
 from torch import nn
 
+from .batch import samples_of, with_samples
 from .blocks import Stack, largest_stack, shorten
 from .breaks import breaks_since, explain
 from .config import Config
@@ -66,15 +67,16 @@ def inspect(
         better = explain(error, type(model).__name__)
         raise better from (None if better is error else error)
 
-    def again(**changes) -> Report:
-        options = {
-            "stage": stage, "world_size": world_size, "hardware": profile, "memory_budget": memory_budget, "config": config,
-        }  # fmt: skip
-        return inspect(model, *args, **{**options, **changes}, **kwargs)
+    def again(samples: int | None = None, **changes) -> Report:
+        options = {"stage": stage, "world_size": world_size, "hardware": profile, "memory_budget": memory_budget,
+                   "rank": rank, "config": config} | changes  # fmt: skip
+        others = (args, kwargs) if samples is None else with_samples(args, kwargs, samples)
+        return inspect(model, *others[0], **options, **others[1])
 
     return Report(
         model=type(model).__name__, config=config, world=world_size, rank=rank, step=graphs.step(), rows=rows, graphs=graphs,
-        blocks=blocks, breaks=breaks_since(broken), seconds=time.perf_counter() - begun, again=again,
+        blocks=blocks, breaks=breaks_since(broken), seconds=time.perf_counter() - begun, samples=samples_of(args, kwargs),
+        again=again,
     )  # fmt: skip
 
 

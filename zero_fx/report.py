@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import torch
 from tabulate import tabulate
@@ -17,6 +17,7 @@ from .events import KINDS, Event
 from .params import ParamRow
 from .passes.pipeline import PassRun
 from .predict import Prediction, Step, StepGraphs
+from .scale import Scaling, scale
 from .simulate import Timeline
 from .symbolic import Formulas, formulas_of
 from .text import text
@@ -31,7 +32,8 @@ class Report:
     """Of one rank. `str()` is one screen; see the methods for more.
 
     step: what is played. graphs: as they would run; blocks: how much of the model was captured for them, "" for all; breaks:
-    where they break. rows: of all parameters. seconds: that the inspection took. measured: of a real run, by name, else None.
+    where they break. rows: of all parameters. seconds: that the inspection took. measured: of a real run, by name, else None. samples: of the
+    rank's batch, see batch.py, None where unknown. again: inspects anew with other options; None of a real run.
     """
 
     model: str
@@ -44,6 +46,7 @@ class Report:
     blocks: str
     seconds: float
     breaks: tuple[Break, ...] = ()
+    samples: int | None = None
     again: Callable[..., Report] | None = None
     measured: dict[str, float] | None = None
 
@@ -90,13 +93,8 @@ class Report:
 
     @functools.cached_property
     def collectives(self) -> list[Event]:
-        """Those that communicate. At stages 1 and 2 backward's gathers find the values that forward gathered."""
-        return [
-            event
-            for half in self.step.halves
-            for event in half.events
-            if event.link_s and not (event.op == "gather_held" and half.label == "backward")
-        ]
+        """Those that communicate."""
+        return [event for half in self.step.halves for event in half.events if event.link_s]
 
     @property
     def utilisation(self) -> float:
@@ -113,6 +111,13 @@ class Report:
     def formulas(self) -> Formulas:
         """Memory, elements sent and time as sympy expressions; see zero_fx/symbolic.py."""
         return formulas_of(self.graphs, self.rows, self.rank)
+
+    def scale(self, worlds: Iterable[int], kind: str = "weak") -> Scaling:
+        """The same model on each number of ranks: memory, step time and exposed communication, as a table and a plot.
+
+        kind: "weak" keeps a rank's samples, "strong" those of all ranks together. Each world is inspected anew.
+        """
+        return scale(self, worlds, kind)
 
     @functools.cached_property
     def notices(self) -> list[str]:

@@ -235,16 +235,15 @@ def collective_totals(halves: list[Sizes], graphs: StepGraphs) -> tuple[dict[str
     hardware, by_kind, count = graphs.passes.hardware, {}, Counter()
     for half in halves:
         for node in half.gm.graph.nodes:
-            if not is_op(node, *COLLECTIVES):
+            kind, is_held = node.target.name().split("::")[1] if is_op(node, *COLLECTIVES) else "", is_op(node, "gather_held")
+            if not kind or (is_held and half.storages.held):
                 continue
-            kind, is_held = node.target.name().split("::")[1], is_op(node, "gather_held")
             source = node.args[1 if is_held else 0]
             value = source.meta["val"]
             expr, size = half.of_parameters(value, half.served(node)), value.element_size()
             count[collective_s(kind, expr, size, N, hardware, sympy.Max)] += 1
-            if not (is_held and half.storages.is_backward):
-                kind = "all_gather" if is_held else kind
-                by_kind[kind] = by_kind.get(kind, sympy.Integer(0)) + sent(kind, expr, N)
+            kind = "all_gather" if is_held else kind
+            by_kind[kind] = by_kind.get(kind, sympy.Integer(0)) + sent(kind, expr, N)
     by_kind["total"] = sum(by_kind.values(), sympy.Integer(0))
     return by_kind, sympy.Add(*(times * expr for expr, times in count.items()))
 
