@@ -17,11 +17,20 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text()
 
 
+def section_of(title: str) -> str:
+    return re.search(rf"^## {title}\n(.*?)(?=^## |\Z)", README, re.DOTALL | re.MULTILINE)[1]
+
+
+def test_all_code_is_in_sections_that_run():
+    assert README.count("```python") == sum(section_of(title).count("```python") for title in ("Use", "Inspect"))
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_the_code_runs():
-    code = "\n".join(re.findall(r"```python\n(.*?)```", README, re.DOTALL))
-    assert "zero_fx.compile(model, stage=3)" in code and "no_sync" in code
+@pytest.mark.parametrize("section, has", [("Use", ("zero_fx.compile(model, stage=3)", "no_sync")), ("Inspect", ("zero_fx.plan",))])
+def test_the_code_runs(section, has):
+    code = "\n".join(re.findall(r"```python\n(.*?)```", section_of(section), re.DOTALL))
+    assert all(what in code for what in has)
     environment = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE")}
     environment["PYTHONPATH"] = str(ROOT)
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=280, env=environment)

@@ -12,8 +12,9 @@ from .compile import compile  # noqa: E402, A004
 from .config import Config  # noqa: E402
 from .inspect import inspect  # noqa: E402
 from .model import full_state_dict  # noqa: E402
+from .plan import Candidate, plan  # noqa: E402
 from .precision import Precision  # noqa: E402
 from .scaler import GradScaler  # noqa: E402
 
-__all__ = ["Config", "GradScaler", "Precision", "compile", "full_state_dict", "inspect"]
+__all__ = ["Candidate", "Config", "GradScaler", "Precision", "compile", "full_state_dict", "inspect", "plan"]
 __version__ = "0.1.0"

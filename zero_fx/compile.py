@@ -21,8 +21,9 @@ from .torch_compat import engine, get_default_store
 
 def compile(  # noqa: A001
     model: nn.Module,
-    stage: int | None = None,
+    stage: int | str | None = None,
     *,
+    example: tuple | dict | torch.Tensor | None = None,
     optimizer: torch.optim.Optimizer | None = None,
     mesh: DeviceMesh | None = None,
     config: Config | None = None,
@@ -31,7 +32,8 @@ def compile(  # noqa: A001
     """Partition `model` over the ranks of a data-parallel group and compile it; returns the same object.
 
     stage: 0, 1, 2 or 3 (the default): which of optimizer states, gradients and parameters are partitioned
-        (ZeRO, arXiv 1910.02054, section 5).
+        (ZeRO, arXiv 1910.02054, section 5). "auto": the fastest one that zero_fx.plan finds to fit the device's memory
+        (or `memory_budget`) with `example`, forward's arguments; before the process group is initialised.
     optimizer: one that was built before, over this model's parameters; it is re-pointed at the sharded ones, with
         param groups, learning rates and state kept.
     mesh: a 1-dimensional DeviceMesh; by default all ranks of the process group, which is initialised from torchrun's
@@ -41,9 +43,28 @@ def compile(  # noqa: A001
     Parameters keep their names and become DTensors: `Shard(0)`, or `Replicate()` where kept whole. Gradients are
     averaged over the ranks. Raises ValueError or TypeError for a model or an option that cannot be used.
     """
+    if stage == "auto":
+        return compile_with(model, automatic(model, example, make_config(config, options), mesh), optimizer)
+    if example is not None:
+        raise ValueError('example= has an effect with stage="auto" only')
     if stage is not None:
         options["stage"] = stage
     return compile_with(model, make_config(config, options), optimizer, mesh)
+
+
+def automatic(model: nn.Module, example, config: Config, mesh: DeviceMesh | None) -> Config:
+    """`config` with the stage and the budget for stage="auto"."""
+    from .plan import choose_stage  # which captures with this module
+
+    check_model(model)
+    if example is None:
+        raise ValueError('stage="auto" needs example=, the arguments of one forward: what fits depends on the batch')
+    if mesh is not None or dist.is_initialized():
+        raise ValueError(
+            'stage="auto" plans before a process group exists: leave it to zero_fx.compile to initialise it from torchrun\'s '
+            "environment, or call zero_fx.plan in a process of its own and give its stage and memory_budget"
+        )
+    return choose_stage(model, example, config, device_of(model))
 
 
 def compile_with(model: nn.Module, config: Config, optimizer=None, mesh=None, own=own_copy) -> nn.Module:

@@ -5,14 +5,16 @@ from __future__ import annotations
 import dataclasses
 import time
 
+import torch
 from torch import nn
 
 from .batch import samples_of, with_samples
 from .blocks import Stack, largest_stack, shorten
 from .breaks import breaks_since, explain
+from .calibrate import calibrated
 from .config import Config
 from .dry_run import dry_run, hollow_copy
-from .hardware import HARDWARE, Hardware
+from .hardware import CALIBRATED, HARDWARE, Hardware
 from .params import held_bytes, resident_bytes, rows_of_model
 from .passes.pipeline import HALVES, SCHEDULE, run_passes
 from .passes.prefetch import start_order
@@ -41,7 +43,7 @@ def inspect(
 
     model, args: plain; both may be on the meta device, and then cost no memory. They are not changed.
     stage: 3 if left out. hardware: the name of a published profile ("a100", "h100", the default, "h200", "b200", "cpu") or a
-        Hardware; ranks_per_node: in place of the profile's. memory_budget: as for zero_fx.compile; a fraction is of
+        Hardware; or "calibrated" for what `zero-fx bench --calibrate` measured here. ranks_per_node: in place of the profile's. memory_budget: as for zero_fx.compile; a fraction is of
         the profile's memory.
     config: a zero_fx.Config for all other options; stage, hardware and memory_budget come before what it says.
 
@@ -81,9 +83,12 @@ def inspect(
 
 
 def profile_of(hardware: str | Hardware, ranks_per_node: int | None) -> Hardware:
-    if not isinstance(hardware, Hardware):
+    if hardware == CALIBRATED:
+        hardware = calibrated(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+    elif not isinstance(hardware, Hardware):
         if hardware not in HARDWARE:
-            raise ValueError(f"hardware={hardware!r}: expected one of {', '.join(map(repr, HARDWARE))}, or a Hardware")
+            known = ", ".join(map(repr, (*HARDWARE, CALIBRATED)))
+            raise ValueError(f"hardware={hardware!r}: expected one of {known}, or a Hardware")
         hardware = HARDWARE[hardware]
     if ranks_per_node is None:
         return hardware
