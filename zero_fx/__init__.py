@@ -8,6 +8,9 @@ if not (_root / "passes").is_dir():
     __path__.append(str(_root.parent))
 
 from . import torch_compat as _torch_compat  # noqa: E402, F401  first: it checks the version of PyTorch
+from .checkpoint import async_save_checkpoint, save_checkpoint  # noqa: E402
+from .checkpoint_load import load_checkpoint  # noqa: E402
+from .checkpoint_optimizer import full_optimizer_state_dict  # noqa: E402
 from .compile import compile  # noqa: E402, A004
 from .config import Config  # noqa: E402
 from .inspect import inspect  # noqa: E402
@@ -16,5 +19,6 @@ from .plan import Candidate, plan  # noqa: E402
 from .precision import Precision  # noqa: E402
 from .scaler import GradScaler  # noqa: E402
 
-__all__ = ["Candidate", "Config", "GradScaler", "Precision", "compile", "full_state_dict", "inspect", "plan"]
+__all__ = ["Candidate", "Config", "GradScaler", "Precision", "async_save_checkpoint", "compile", "full_optimizer_state_dict"]
+__all__ += ["full_state_dict", "inspect", "load_checkpoint", "plan", "save_checkpoint"]
 __version__ = "0.1.0"
