@@ -5,6 +5,7 @@ from __future__ import annotations
 import concurrent.futures
 import os
 import shutil
+import uuid
 import weakref
 from typing import TYPE_CHECKING
 
@@ -21,7 +22,7 @@ from .model import RootMethods
 from .runtime import checkpoint_files as files
 from .runtime.checkpoint_state import extra_state, model_state, optimizer_state, rank_state
 from .runtime.together import described, from_rank_0, raise_failures, together
-from .torch_compat import tree_map
+from .torch_compat import gloo_group, tree_map
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -47,8 +48,8 @@ class Saver:
     def cpu_mesh(self, group: dist.ProcessGroup) -> DeviceMesh:
         """Of the ranks of `group`, over gloo. Collective at the first call."""
         if self.mesh is None:
-            ranks = dist.get_process_group_ranks(group)
-            own = dist.new_group(ranks, backend="gloo", use_local_synchronization=True)
+            name = from_rank_0(group, SAVE, lambda: f"zero_fx_checkpoint_{uuid.uuid4().hex}")
+            own = gloo_group(dist.get_process_group_ranks(group), name)
             self.mesh = DeviceMesh.from_group(own, "cpu")
         return self.mesh
 

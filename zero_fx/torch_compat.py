@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import importlib
 import re
+import unittest.mock
 import warnings
 
 import sympy
@@ -61,6 +62,15 @@ tree_map = private("torch.utils._pytree", "tree_map")
 def fake_store():
     """A store for the process group "fake", which comes with it."""
     return private("torch.testing._internal.distributed.fake_pg", "FakeStore")()
+
+
+def gloo_group(ranks: list[int], name: str):
+    """A process group over gloo of these ranks, which call this alike; the others need not. new_group names it after how
+    many groups the process is in, which differs between ranks where one is in more of them: they would wait for ever."""
+    distributed = importlib.import_module("torch.distributed.distributed_c10d")
+    private(distributed.__name__, "_process_group_name")
+    with unittest.mock.patch.object(distributed, "_process_group_name", lambda ranks, use_hashed_name: name):
+        return distributed.new_group(ranks, backend="gloo", use_local_synchronization=True)
 
 
 def inductor_decompositions() -> dict:

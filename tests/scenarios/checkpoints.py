@@ -365,7 +365,8 @@ def to_fsdp2(rank: int, world: int, path: str, stage: int) -> None:
 
 
 def submesh(rank: int, world: int, path: str) -> None:
-    """Two models on one rank each, saved and loaded apart from each other."""
+    """Two models on one rank each, saved and loaded apart from each other; then one on all ranks, which are in different
+    numbers of groups by now."""
     from torch.distributed.device_mesh import init_device_mesh
 
     own = init_device_mesh("cpu", (world, 1), mesh_dim_names=("replica", "dp"))["dp"]
@@ -380,6 +381,8 @@ def submesh(rank: int, world: int, path: str) -> None:
     assert zero_fx.load_checkpoint(os.path.join(path, str(rank)), model)["step"] == 2 - rank
     assert_equal(zero_fx.full_state_dict(model), expected)
     dist.barrier()
+    model = zero_fx.compile(nn.Linear(3, 4), 3, lowering="eager")
+    zero_fx.async_save_checkpoint(os.path.join(path, "all"), model).result(60)
 
 
 def more_ranks(rank: int, world: int, path: str, is_first: bool) -> None:
