@@ -22,11 +22,13 @@ WAIT = "wait_tensor"
 @dataclasses.dataclass
 class CollectiveCount:
     """Filled when `count_collectives` ends. `calls` counts by operator; `elements` are sent per rank, in rings.
-    `peak_bytes`: the most that lived at once of what PyTorch allocated inside, if it was asked for."""
+    `peak_bytes`: the most that lived at once of what PyTorch allocated inside, if it was asked for. `waited_s`: seconds that
+    the host waited for collectives; with nccl it does not, the device does."""
 
     calls: dict[str, int] = dataclasses.field(default_factory=dict)
     elements: float = 0.0
     peak_bytes: int | None = None
+    waited_s: float = 0.0
 
     @property
     def collectives(self) -> int:
@@ -49,6 +51,8 @@ def count_collectives(world: int, memory: bool = False):
         count.peak_bytes = max(itertools.accumulate(changes), default=0)
     for entry in recorded.key_averages(group_by_input_shape=True):
         kind = entry.key.removeprefix(PREFIX)
+        if entry.key == PREFIX + WAIT:
+            count.waited_s += entry.cpu_time_total / 1e6
         if kind == entry.key or kind == WAIT or kind.startswith("_"):  # those of its own use do not communicate
             continue
         count.calls[kind] = count.calls.get(kind, 0) + entry.count

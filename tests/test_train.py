@@ -4,6 +4,7 @@ import json
 import math
 import os
 import pathlib
+import shutil
 import socket
 import subprocess
 import sys
@@ -190,6 +191,56 @@ def test_mixed_precision(tmp_path, precision):
         assert losses[-1] < losses[0] - 1
 
 
+@pytest.mark.slow
+def test_resumed_bit_by_bit(tmp_path, capsys):
+    """In fp16, whose loss scale is saved too. The log goes on after the checkpoint's step, whatever it had."""
+    log, folder, scalars = tmp_path / "losses.jsonl", tmp_path / "run", tmp_path / "log" / "scalars.jsonl"
+    options = {"stage": 3, "steps": 6, "precision": "fp16", "save": str(folder), "save_every": 2, "log_dir": str(tmp_path / "log")}
+    ranks.run(train_in_group, None, str(log), options | {"resume": True})  # where nothing is yet
+    before = log.read_text(), by_step(scalars)
+    assert sorted(os.listdir(folder)) == ["step-00000002", "step-00000004", "step-00000006"]
+    assert main(["train", "--save", str(folder)]) == 2
+    assert "there is a checkpoint of step 6 already; add --resume" in capsys.readouterr().err
+    assert main(["train", "--save", str(folder), "--resume", "--steps", "6"]) == 2
+    assert "--steps 6: 6 are done in the checkpoint" in capsys.readouterr().err
+    for step in (4, 6):
+        shutil.rmtree(folder / f"step-0000000{step}")
+    log.write_text(log.read_text() + '{"step": 7, "lo')  # cut off
+    ranks.run(train_in_group, None, str(log), options | {"resume": True, "keep": 1})
+    assert log.read_text() == before[0]
+    assert os.listdir(folder) == ["step-00000006"]
+    after = by_step(scalars)
+    assert list(after) == [1, 2, 3, 4, 5, 6]
+    for step in after:
+        assert all(after[step][tag] == before[1][step][tag] for tag in ("train/loss", "train/lr", "train/grad_norm"))
+
+
+def by_step(path: pathlib.Path) -> dict[int, dict]:
+    return {line["step"]: line for line in map(json.loads, path.read_text().splitlines())}
+
+
+@pytest.mark.slow
+def test_what_is_logged(tmp_path):
+    """TensorBoard has the scalars of the JSON lines; what a step sends is what the formula says."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    folder, report = tmp_path / "log", tmp_path / "report.json"
+    ranks.run(train_in_group, str(report), None, {"stage": 2, "steps": 4, "accumulate": 2, "log_dir": str(folder)})
+    lines = by_step(folder / "scalars.jsonl")
+    board = EventAccumulator(str(folder)).Reload()
+    for tag in board.Tags()["scalars"]:
+        events = {event.step: event.value for event in board.Scalars(tag)}
+        assert events == pytest.approx({step: line[tag] for step, line in lines.items() if tag in line})
+    measured = lines[3]
+    assert len(measured) == len(board.Tags()["scalars"]) + 1 == 11
+    assert measured["step/elements_sent"] == json.loads(report.read_text())[0]["elements_sent"]
+    assert 0 < measured["step/exposed_communication_s"] < measured["train/step_s"]
+    gpt = GPT(GPTConfig(TINY["layers"], TINY["dim"], TINY["heads"], TINY["seq"]))
+    products = sum(param.numel() for param in gpt.parameters() if param.dim() > 1)  # tied: as embedding it is looked up
+    assert measured["step/flops"] >= 6 * products * 2 * TINY["batch"] * TINY["seq"]  # and attention's
+    assert "embed.weight" in (folder / "memory.txt").read_text()
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
@@ -206,10 +257,16 @@ def test_mixed_precision(tmp_path, precision):
         ("--device tpu", "--device tpu: expected auto, cpu or cuda"),
         ("--data nowhere", "--data nowhere: there is no such file or folder"),
         ("--loss-log no/such/folder/losses", "--loss-log: there is no folder"),
+        ("--resume", "--resume: from which checkpoints? Give their folder too, --save DIR"),
+        ("--save pyproject.toml", "--save pyproject.toml: expected a folder, and this is a file"),
+        ("--save x --save-every 0", "--save-every 0: expected 1 or more"),
+        ("--keep -1", "--keep -1: expected 0 or more"),
+        ("--log-dir pyproject.toml", "--log-dir pyproject.toml: expected a folder, and this is a file"),
         ("--stpes 3", "unrecognized arguments: --stpes 3"),
     ],
 )
-def test_a_bad_option_is_one_line_and_code_2(flags, message, capsys):
+def test_a_bad_option_is_one_line_and_code_2(flags, message, capsys, monkeypatch):
+    monkeypatch.chdir(ROOT)
     assert main(["train", *flags.split()]) == 2
     shown = capsys.readouterr()
     assert shown.out == "" and shown.err.startswith("zero-fx: " + message) and shown.err.count("\n") == 1

@@ -70,11 +70,14 @@ def add_inspect(commands) -> None:
 
 
 def add_options(parser: argparse.ArgumentParser, options: type) -> None:
-    """One flag for each field of a dataclass; its type is that of the default, str where that is None."""
+    """One flag for each field of a dataclass; its type is that of the default, str where that is None; a bool takes no value."""
     for field in dataclasses.fields(options):
         flag = "--" + field.name.replace("_", "-")
         default = "" if field.default in (None, ()) else f" (default: {field.default})"
         kind = str if field.default is None else type(field.default)
+        if kind is bool:
+            parser.add_argument(flag, action="store_true", help=field.metadata["help"])
+            continue
         values = {"nargs": "+"} if kind is tuple else {"type": kind}
         parser.add_argument(flag, default=field.default, help=field.metadata["help"] + default, **values)
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 import math
 import os
 import statistics
@@ -20,10 +19,12 @@ from torch import nn
 from .compile import compile as zero_compile
 from .config import LOWERINGS, Config
 from .gpt import GPT, GPTConfig
+from .monitor import JsonLines, Monitor, check_log_dir
 from .runtime.count import count_collectives
 from .runtime.memory import state_bytes
 from .scaler import GradScaler
 from .textdata import TextData, load_text
+from .train_checkpoint import Checkpoints, check_folder
 from .train_report import Progress, RankResult, formulas_of, peak_memory, print_report, print_start, write_report
 
 WARMUP_STEPS = 20  # at most; a tenth of a short run
@@ -60,14 +61,20 @@ class TrainOptions:
     device: str = option("auto", "cpu, cuda or auto: cuda where each rank of this machine has a GPU of its own")
     loss_log: str | None = option(None, "file for the loss of each step, as JSON lines")
     report: str | None = option(None, "file for what was measured, as JSON, one object for each rank")
+    save: str | None = option(None, "folder for checkpoints, written in the background; one is saved at the end too")
+    save_every: int = option(100, "steps between two checkpoints")
+    keep: int = option(0, "how many checkpoints stay in the folder; 0: all")
+    resume: bool = option(False, "go on from the newest checkpoint of --save, where it has one")
+    log_dir: str | None = option(None, "folder for TensorBoard scalars of each step, the same as JSON lines, and a memory report")
+    log_every: int = option(0, "steps between two lines of progress; 0: ten lines in all")
 
     def __post_init__(self):
-        for name in ("steps", "batch", "accumulate", "eval_batches"):
+        for name in ("steps", "batch", "accumulate", "eval_batches", "save_every"):
             if getattr(self, name) < 1:
                 raise ValueError(f"--{name.replace('_', '-')} {getattr(self, name)}: expected 1 or more")
-        if self.sample < 0 or self.seed < 0:
-            name = "sample" if self.sample < 0 else "seed"
-            raise ValueError(f"--{name} {getattr(self, name)}: expected 0 or more")
+        for name in ("sample", "seed", "keep", "log_every"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"--{name.replace('_', '-')} {getattr(self, name)}: expected 0 or more")
         if not (self.lr > 0 and math.isfinite(self.lr)):
             raise ValueError(f"--lr {self.lr:g}: expected a finite number above 0, such as 3e-3")
         if self.device not in ("auto", "cpu", "cuda"):
@@ -76,6 +83,8 @@ class TrainOptions:
             folder = os.path.dirname(os.path.abspath(getattr(self, name) or "x"))
             if not os.path.isdir(folder):
                 raise ValueError(f"--{name.replace('_', '-')}: there is no folder {folder}; make it first")
+        check_folder(self)
+        check_log_dir(self.log_dir)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -177,31 +186,50 @@ def run_steps(setup: Setup, model, optimizer, rank: int, world: int) -> tuple[li
     # Enabled only in float16, whose gradients would underflow.
     is_fp16 = setup.config.precision is not None and setup.config.precision.compute == torch.float16
     scaler = GradScaler(setup.device.type, enabled=is_fp16)
+    checkpoints = Checkpoints(options, model, optimizer, scaler)
+    first = checkpoints.first_step
     with contextlib.ExitStack() as stack:
-        progress = stack.enter_context(Progress(options.steps, is_shown=rank == 0))
-        log = None
-        if options.loss_log and rank == 0:
-            log = stack.enter_context(open(options.loss_log, "w", encoding="utf-8"))
-        for step in range(options.steps):
+        progress = stack.enter_context(Progress(options.steps, rank == 0, first, options.log_every))
+        log = stack.enter_context(JsonLines(options.loss_log, first)) if options.loss_log and rank == 0 else None
+        monitor = stack.enter_context(Monitor(options.log_dir, first)) if options.log_dir and rank == 0 else None
+        for step in range(first, options.steps):
             for group in optimizer.param_groups:
                 group["lr"] = lr_at(step, options.steps, options.lr)
             start = time.perf_counter()
-            with count_collectives(world) if step == MEASURED_STEP else contextlib.nullcontext() as count:
-                loss = train_step(setup, model, optimizer, scaler, step, rank)
+            with count_collectives(world) if step == first + MEASURED_STEP else contextlib.nullcontext() as count:
+                loss, grad_norm = train_step(setup, model, optimizer, scaler, step, rank)
             counted = count or counted
             losses.append(loss.item())
             dist.all_reduce(loss)  # sum over ranks
             times_s.append(time.perf_counter() - start)
-            mean = loss.item() / world
+            mean, lr = loss.item() / world, optimizer.param_groups[0]["lr"]
             progress.show(step + 1, mean, tokens / times_s[-1])
             if log:
-                log.write(json.dumps({"step": step + 1, "loss": mean, "lr": optimizer.param_groups[0]["lr"]}) + "\n")
-                log.flush()
+                log.write({"step": step + 1, "loss": mean, "lr": lr})
+            if monitor:
+                train = {"loss": mean, "lr": lr, "grad_norm": grad_norm.item(), "step_s": times_s[-1]}
+                scalars = {f"train/{name}": value for name, value in train.items()}
+                scalars |= {"train/tokens_per_s": tokens / times_s[-1], "memory/peak_bytes": peak_memory(setup.device)}
+                monitor.log(step + 1, scalars | (costs(setup, model, count, monitor) if count else {}))
+            checkpoints.after(step + 1)
     return losses, times_s, counted.elements if counted else None
 
 
-def train_step(setup: Setup, model, optimizer, scaler: GradScaler, step: int, rank: int) -> torch.Tensor:
-    """One optimizer step; this rank's loss, the mean over its micro-batches, a 0-dim tensor."""
+def costs(setup: Setup, model, count, monitor: Monitor) -> dict[str, float]:
+    """Scalars of the step whose collectives were counted: what this rank sent, how long it waited for that, and the flops
+    of its matrix products. Writes the report of memory as well."""
+    report = model.report()
+    monitor.memory_report(report)
+    flops = setup.options.accumulate * sum(event.flops for half in report.step.halves for event in half.events)
+    found = {"step/elements_sent": count.elements, "step/collectives": count.collectives, "step/flops": flops}
+    if setup.device.type == "cpu":  # with nccl the host does not wait
+        found["step/exposed_communication_s"] = count.waited_s
+    return found
+
+
+def train_step(setup: Setup, model, optimizer, scaler: GradScaler, step: int, rank: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """One optimizer step. 0-dim tensors: this rank's loss, the mean over its micro-batches; the norm of the gradient before
+    it is clipped, which is all ranks'."""
     options = setup.options
     total = torch.zeros((), device=setup.device)
     for micro_batch in range(options.accumulate):
@@ -213,11 +241,11 @@ def train_step(setup: Setup, model, optimizer, scaler: GradScaler, step: int, ra
             scaler.scale(loss).backward()
         total += loss.detach()
     scaler.unscale_(optimizer)
-    model.clip_grad_norm_(1.0)
+    grad_norm = model.clip_grad_norm_(1.0)
     scaler.step(optimizer)
     scaler.update()
     optimizer.zero_grad()
-    return total
+    return total, grad_norm
 
 
 def lr_at(step: int, steps: int, highest: float) -> float:

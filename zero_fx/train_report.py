@@ -38,15 +38,17 @@ class RankResult:
 
 
 class Progress:
-    """A bar on a terminal; elsewhere a line now and then, so that a log stays readable. Silent unless `is_shown`."""
+    """A bar on a terminal; elsewhere a line each `every` steps (0: now and then), so that a log stays readable. Silent
+    unless `is_shown`. `done` steps are done already."""
 
-    def __init__(self, steps: int, is_shown: bool):
-        self.steps, self.is_shown = steps, is_shown
+    def __init__(self, steps: int, is_shown: bool, done: int = 0, every: int = 0):
+        self.steps, self.is_shown, self.done = steps, is_shown, done
+        self.every = every or math.ceil((steps - done) / LINES)
         self.bar = None
 
     def __enter__(self) -> Progress:
         if self.is_shown and sys.stderr.isatty():
-            self.bar = tqdm(total=self.steps, unit="step")
+            self.bar = tqdm(total=self.steps, initial=self.done, unit="step")
         return self
 
     def __exit__(self, *error) -> None:
@@ -58,7 +60,7 @@ class Progress:
         if self.bar is not None:
             self.bar.set_postfix(loss=f"{loss:.3f}", tokens_per_s=f"{tokens_per_s:,.0f}", refresh=False)
             self.bar.update()
-        elif self.is_shown and (step in (1, self.steps) or step % math.ceil(self.steps / LINES) == 0):
+        elif self.is_shown and (step in (self.done + 1, self.steps) or step % self.every == 0):
             print(f"step {step}/{self.steps}  loss {loss:.3f}  {tokens_per_s:,.0f} tokens/s", flush=True)
 
 
