@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import shutil
 import subprocess
 
@@ -50,6 +51,28 @@ def test_reshard_quick(saved):
 @pytest.mark.parametrize("how", [checkpoints.resume_sync, checkpoints.resume_async])
 def test_resumed_bit_by_bit(tmp_path, how, stage):
     ranks.run(how, str(tmp_path), stage)
+
+
+@pytest.fixture(scope="module")
+def uninterrupted() -> list[list[float]]:
+    """Losses of each rank."""
+    return ranks.run(checkpoints.uninterrupted)
+
+
+@pytest.mark.parametrize("seed", [pytest.param(n, marks=pytest.mark.slow if n < 2 else pytest.mark.full) for n in range(30)])
+def test_killed_while_saving(tmp_path, uninterrupted, seed):
+    """A rank is killed (SIGKILL) at a random moment of a save, synchronous or not. What is resumed is complete, and no
+    older than the save before."""
+    draw = random.Random(seed)
+    victim, fatal = draw.randrange(2), draw.randrange(3, checkpoints.KILL_STEPS)
+    pool = ranks.Pool(2)
+    try:
+        with pytest.raises(ranks.RanksFailed, match=f"rank {victim}: the process ended with code -9"):
+            pool.run(checkpoints.saved_until_killed, (str(tmp_path), seed), 100, "killed")
+    finally:
+        pool.close()
+    steps = ranks.run(checkpoints.resumed_after_kill, str(tmp_path), uninterrupted)
+    assert steps in ([fatal - 1] * 2, [fatal] * 2)
 
 
 def copied(saved, tmp_path) -> str:

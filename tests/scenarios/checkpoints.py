@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import random
+import signal
+import threading
 import time
 import warnings
 
@@ -157,6 +159,52 @@ def resume_async(rank: int, world: int, path: str, stage: int) -> None:
 
 def resume_sync(rank: int, world: int, path: str, stage: int) -> None:
     resume(rank, world, path, stage, zero_fx.save_checkpoint)
+
+
+KILL_STEPS = 8  # of a run in which a rank is killed; it saves after each
+
+
+def uninterrupted(rank: int, world: int) -> list[float]:
+    model, optimizer, scheduler = begun(rank)
+    return losses_of(model, optimizer, scheduler, rank, 0, KILL_STEPS)
+
+
+def begun(rank: int):
+    made = make(3)
+    torch.manual_seed(rank)  # of dropout
+    return made
+
+
+def saved_until_killed(rank: int, world: int, path: str, seed: int) -> None:
+    """Train and save; one rank ends itself by SIGKILL at a random moment of a random save, and the others cannot go on."""
+    draw = random.Random(seed)
+    victim, fatal, moment = draw.randrange(world), draw.randrange(3, KILL_STEPS), draw.random()
+    save_with = zero_fx.async_save_checkpoint if seed % 2 else zero_fx.save_checkpoint
+    model, optimizer, scheduler = begun(rank)
+    ballast = torch.zeros(1 << 20)  # 4 MB, so that a moment is as likely in the writing as around it
+    lasted = []
+    for step in range(1, KILL_STEPS + 1):
+        losses_of(model, optimizer, scheduler, rank, step - 1, step)
+        start = time.perf_counter()
+        if step == fatal and rank == victim:
+            threading.Timer(moment * lasted[-1], os.kill, (os.getpid(), signal.SIGKILL)).start()
+        future = save_with(path, model, optimizer, step=step, keep=2, scheduler=scheduler, ballast=ballast)
+        if save_with is zero_fx.async_save_checkpoint and step < fatal:
+            future.result()  # so that it is known how long one lasts; the fatal one goes on while training does
+        lasted.append(time.perf_counter() - start)
+
+
+def resumed_after_kill(rank: int, world: int, path: str, expected: list[float]) -> int:
+    """The step that was resumed from; the losses go on bit by bit as those of the run that was not interrupted."""
+    model, optimizer, scheduler = make(3, seed=9)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that what was cut off is passed over
+        step = zero_fx.load_checkpoint(path, model, optimizer, scheduler=scheduler)["step"]
+    assert losses_of(model, optimizer, scheduler, rank, step, KILL_STEPS) == expected[rank][step:]
+    zero_fx.save_checkpoint(path, model, optimizer, step=KILL_STEPS, keep=1)
+    dist.barrier()
+    assert os.listdir(path) == [f"step-{KILL_STEPS:08d}"], os.listdir(path)  # what was cut off is gone
+    return step
 
 
 def refuse(rank: int, world: int, path: str, words: list[str]) -> None:
