@@ -17,8 +17,9 @@ from .inspect import inspect  # noqa: E402
 from .model import full_state_dict  # noqa: E402
 from .plan import Candidate, plan  # noqa: E402
 from .precision import Precision  # noqa: E402
+from .pretrained import load_full_state_dict  # noqa: E402
 from .scaler import GradScaler  # noqa: E402
 
 __all__ = ["Candidate", "Config", "GradScaler", "Precision", "async_save_checkpoint", "compile", "full_optimizer_state_dict"]
-__all__ += ["full_state_dict", "inspect", "load_checkpoint", "plan", "save_checkpoint"]
+__all__ += ["full_state_dict", "inspect", "load_checkpoint", "load_full_state_dict", "plan", "save_checkpoint"]
 __version__ = "0.1.0"
