@@ -28,12 +28,12 @@ def test_all_code_is_in_sections_that_run():
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("section, has", [("Use", ("zero_fx.compile(model, stage=3)", "no_sync")), ("Inspect", ("zero_fx.plan",))])
-def test_the_code_runs(section, has):
+def test_the_code_runs(tmp_path, section, has):
     code = "\n".join(re.findall(r"```python\n(.*?)```", section_of(section), re.DOTALL))
     assert all(what in code for what in has)
     environment = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE")}
     environment["PYTHONPATH"] = str(ROOT)
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=280, env=environment)
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=280, env=environment, cwd=tmp_path)
     assert run.returncode == 0, run.stderr
 
 
