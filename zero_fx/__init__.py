@@ -13,6 +13,7 @@ from .checkpoint_load import load_checkpoint  # noqa: E402
 from .checkpoint_optimizer import full_optimizer_state_dict  # noqa: E402
 from .compile import compile  # noqa: E402, A004
 from .config import Config  # noqa: E402
+from .from_deepspeed import DeepSpeedConfig, from_deepspeed  # noqa: E402
 from .inspect import inspect  # noqa: E402
 from .model import full_state_dict  # noqa: E402
 from .plan import Candidate, plan  # noqa: E402
@@ -20,6 +21,6 @@ from .precision import Precision  # noqa: E402
 from .pretrained import load_full_state_dict  # noqa: E402
 from .scaler import GradScaler  # noqa: E402
 
-__all__ = ["Candidate", "Config", "GradScaler", "Precision", "async_save_checkpoint", "compile", "full_optimizer_state_dict"]
-__all__ += ["full_state_dict", "inspect", "load_checkpoint", "load_full_state_dict", "plan", "save_checkpoint"]
+__all__ = ["Candidate", "Config", "DeepSpeedConfig", "GradScaler", "Precision", "async_save_checkpoint", "compile", "full_optimizer_state_dict"]
+__all__ += ["from_deepspeed", "full_state_dict", "inspect", "load_checkpoint", "load_full_state_dict", "plan", "save_checkpoint"]
 __version__ = "0.1.0"
