@@ -78,7 +78,10 @@ def test_every_key_is_accounted_for():
         ({"torch_autocast": {"enabled": True}}, "use torch.autocast"),
         ({"bf16": {"enabled": True}, "fp16": {"enabled": True}}, "are both true: turn one off"),
         ({"communication_data_type": "fp16"}, "without bf16 or fp16"),
-        ({"bf16": {"enabled": True}, "communication_data_type": "fp16"}, "reduce=torch.float16"),
+        ({"bf16": {"enabled": True}, "communication_data_type": "fp16"}, "communication_data_type='fp16': expected 'fp32' or 'bf16'"),
+        ({"zero_optimization": {"mics_shard_size": 1}}, "mics_shard_size=1: it changes what is trained"),
+        ({"gradient_clipping": float("inf")}, "gradient_clipping=inf: expected a number of 0 or more"),
+        ({"steps_per_print": float("nan")}, "steps_per_print=nan: expected an integer"),
         ({"bfloat16": {"enabled": True}}, "write bf16"),
         ({"fp16": {"enabled": True, "loss_scale": 128}}, "fp16.loss_scale=128: a fixed scale is not supported"),
         ({"train_batch_size": 30, "train_micro_batch_size_per_gpu": 4}, "train_batch_size=30 is no multiple of"),
@@ -113,6 +116,14 @@ def test_files(tmp_path):
             zero_fx.from_deepspeed(tmp_path / "x.json")
     with pytest.raises(TypeError, match="source=3"):
         zero_fx.from_deepspeed(3)
+
+
+def test_options_go_before_the_file():
+    config = zero_fx.from_deepspeed(USUAL, stage=1, precision="fp16")
+    assert (config.stage, config.precision.compute) == (1, torch.float16) and dict(config.scaler)["enabled"]
+    assert zero_fx.from_deepspeed(USUAL, precision=None).precision is None
+    with pytest.raises(TypeError, match="from_deepspeed has no option 'stag'; did you mean 'stage'"):
+        zero_fx.from_deepspeed(USUAL, stag=1)
 
 
 def test_fp16_has_a_scaler():

@@ -16,6 +16,7 @@ import torch
 from zero_fx.cli import main
 from zero_fx.formulas import elements_sent, model_state_bytes
 from zero_fx.gpt import GPT, GPTConfig
+from zero_fx.monitor import JsonLines
 from zero_fx.train import TrainOptions, lr_at, prepare, train
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -215,6 +216,12 @@ def test_resumed_bit_by_bit(tmp_path, capsys):
         assert all(after[step][tag] == before[1][step][tag] for tag in ("train/loss", "train/lr", "train/grad_norm"))
 
 
+def test_a_number_that_json_has_not(tmp_path):
+    with JsonLines(str(tmp_path / "x.jsonl"), 0) as lines:
+        lines.write({"step": 1, "loss": math.nan, "grad_norm": math.inf})
+    assert by_step(tmp_path / "x.jsonl") == {1: {"step": 1, "loss": None, "grad_norm": None}}
+
+
 def by_step(path: pathlib.Path) -> dict[int, dict]:
     return {line["step"]: line for line in map(json.loads, path.read_text().splitlines())}
 
@@ -260,13 +267,16 @@ def test_what_is_logged(tmp_path):
         ("--resume", "--resume: from which checkpoints? Give their folder too, --save DIR"),
         ("--save pyproject.toml", "--save pyproject.toml: expected a folder, and this is a file"),
         ("--save x --save-every 0", "--save-every 0: expected 1 or more"),
+        ("--save {one}", "--save {one}: this is one checkpoint; give the folder that it is in"),
         ("--keep -1", "--keep -1: expected 0 or more"),
         ("--log-dir pyproject.toml", "--log-dir pyproject.toml: expected a folder, and this is a file"),
         ("--stpes 3", "unrecognized arguments: --stpes 3"),
     ],
 )
-def test_a_bad_option_is_one_line_and_code_2(flags, message, capsys, monkeypatch):
+def test_a_bad_option_is_one_line_and_code_2(flags, message, capsys, monkeypatch, tmp_path):
     monkeypatch.chdir(ROOT)
+    (tmp_path / "COMPLETE").touch()
+    flags, message = (text.replace("{one}", str(tmp_path)) for text in (flags, message))
     assert main(["train", *flags.split()]) == 2
     shown = capsys.readouterr()
     assert shown.out == "" and shown.err.startswith("zero-fx: " + message) and shown.err.count("\n") == 1

@@ -18,7 +18,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
-from .model import RootMethods
+from .model import check_compiled
 from .runtime import checkpoint_files as files
 from .runtime.checkpoint_state import extra_state, model_state, optimizer_state, rank_state
 from .runtime.together import described, from_rank_0, raise_failures, together
@@ -119,11 +119,6 @@ def begin(model: nn.Module, step: int | None, keep: int | None) -> tuple[Saver, 
     saver = SAVERS.setdefault(model, Saver())
     saver.wait()
     return saver, model._zero_fx_model.mesh.get_group()
-
-
-def check_compiled(model: nn.Module) -> None:
-    if not isinstance(model, RootMethods):
-        raise TypeError(f"expected a model that zero_fx.compile returned, got {type(model).__name__}")
 
 
 def gathered_state(model: nn.Module, optimizer, extra: dict) -> dict:

@@ -16,8 +16,9 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.tensor import Shard
 from torch.distributed.tensor import zeros as sharded_zeros
 
-from .checkpoint import SAVERS, check_compiled
+from .checkpoint import SAVERS
 from .checkpoint_optimizer import load_optimizer
+from .model import check_compiled
 from .runtime import checkpoint_files as files
 from .runtime.checkpoint_state import RESERVED, check_optimizer, seed_everything, set_rng_state, unpickled
 from .runtime.together import described, from_rank_0, raise_failures, together
@@ -156,11 +157,16 @@ def targets_of_model(source: Source, model: nn.Module) -> dict[str, str]:
             missing.append(name)
     known = tuple(values)
     extra = [rest for rest in source.below(prefix) if rest not in values and not rest.startswith(nested(known))] if prefix else []
-    problems = [f"missing there: {short(missing)}"] * bool(missing) + [f"unknown here: {short(extra)}"] * bool(extra)
-    problems += [f"other shapes: {short(shapes)}"] * bool(shapes)
-    if problems:
-        raise ValueError(f"{source.folder} is of another model. Parameters and buffers {'; '.join(problems)}")
+    check_match(source.folder, missing, extra, shapes)
     return chosen
+
+
+def check_match(where: str, missing: list[str], extra: list[str], shapes: list[str], hint: str = "") -> None:
+    """Raise ValueError if there is any: a name that is only here, only there, or of another shape there."""
+    found = {"missing there": missing, "unknown here": extra, "other shapes": shapes}
+    problems = [f"{what}: {short(names)}" for what, names in found.items() if names]
+    if problems:
+        raise ValueError(f"{where} is of another model. Parameters and buffers {'; '.join(problems)}{hint}")
 
 
 def nested(names: tuple[str, ...]) -> tuple[str, ...]:

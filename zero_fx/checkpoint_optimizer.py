@@ -9,7 +9,7 @@ from torch import nn
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.tensor import DTensor
 
-from .model import RootMethods
+from .model import check_compiled
 from .runtime.checkpoint_state import check_optimizer, optimizer_state
 from .runtime.together import together
 
@@ -148,8 +148,7 @@ def full_optimizer_state_dict(model: nn.Module, optimizer: torch.optim.Optimizer
     As get_optimizer_state_dict of torch.distributed.checkpoint.state_dict gives it with full_state_dict=True. Collective:
     every rank must call it. Costs the memory of the full states on each rank.
     """
-    if not isinstance(model, RootMethods):
-        raise TypeError(f"expected a model that zero_fx.compile returned, got {type(model).__name__}")
+    check_compiled(model)
     found = optimizer_state(model, optimizer, rank=0)
     states = {name: {key: full(value) for key, value in values.items()} for name, values in found["state"].items()}
     return {"state": states, "param_groups": found["param_groups"]}

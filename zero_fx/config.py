@@ -121,15 +121,19 @@ def parse_bytes(value) -> int | float:
     return value
 
 
-def make_config(config: Config | None, options: dict) -> Config:
-    """`config` with `options` that are not None on top; raises TypeError for an unknown option."""
+def check_names(options: dict, function: str, *others: str) -> None:
+    """Raise TypeError for what is no field of Config, and none of the `others` that `function` takes."""
     names = [field.name for field in dataclasses.fields(Config)]
     for name in options:
         if name not in names:
             near = difflib.get_close_matches(name, names, 1)
             hint = f"; did you mean {near[0]!r}?" if near else ""
-            known = ", ".join([*names, "optimizer", "mesh", "config"])
-            raise TypeError(f"zero_fx.compile has no option {name!r}{hint or '.'} The options are {known}")
+            raise TypeError(f"{function} has no option {name!r}{hint or '.'} The options are {', '.join([*names, *others])}")
+
+
+def make_config(config: Config | None, options: dict) -> Config:
+    """`config` with `options` that are not None on top; raises TypeError for an unknown option."""
+    check_names(options, "zero_fx.compile", "optimizer", "mesh", "config")
     if config is not None and not isinstance(config, Config):
         raise TypeError(f"config={config!r}: expected a zero_fx.Config")
     if config is not None and options:

@@ -72,7 +72,7 @@ IGNORED = {f"zero_optimization.{name}": reason for name, reason in {
     "use_data_before_expert_parallelism": "there is no expert parallelism here",
 }  # fmt: skip
 
-OFF = (None, False, 0, 1, -1, 1.0, "none", "None", "auto", [], {})  # values with which a feature is not used
+OFF = (None, False, 0, "none", "None", "auto", [], {})  # values with which a feature is not used
 NOT_YET = "zero_fx does not offload yet; it would not fit as you planned. Take it out to train without"
 OTHER = "it changes what is trained, and zero_fx does not do it. Take it out to train without"
 REFUSED = {f"zero_optimization.{name}": reason for name, reason in {
@@ -92,4 +92,7 @@ REFUSED = {f"zero_optimization.{name}": reason for name, reason in {
     "sparse_attention": OTHER, "eigenvalue": OTHER, "progressive_layer_drop": OTHER,
     "gradient_allreduce_op": "gradients are averaged",
 }  # fmt: skip
-OFF_BY_KEY = {"gradient_allreduce_op": "mean"}
+OFF_BY_KEY = {  # and of some keys, others
+    "gradient_allreduce_op": ("mean",), "gradient_predivide_factor": (1,), "sequence_parallel_size": (1,),
+    "zero_optimization.zero_hpz_partition_size": (1,), "zero_optimization.mics_shard_size": (-1,),
+}  # fmt: skip

@@ -5,17 +5,18 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import json
+import math
 import os
 from collections.abc import Mapping
 
 import torch
 
 from .config import STAGES, Config
+from .config import check_names as check_options
 from .deepspeed_keys import IGNORED, KNOWN, OFF, OFF_BY_KEY, REFUSED
-from .precision import Precision
+from .precision import Precision, parse_precision
 
 AUTO = "auto"  # which Hugging Face's Trainer fills in; here: not given
-BYTES = 4  # of an element of the buckets, which DeepSpeed counts in elements and we in bytes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,6 +49,7 @@ def from_deepspeed(source: str | os.PathLike | Mapping, **options) -> DeepSpeedC
     Raises ValueError for a key that DeepSpeed does not have (with the nearest one), for keys that contradict each other, and
     for what would train otherwise and zero_fx does not do; what only has no meaning here is in `.ignored`. FileNotFoundError.
     """
+    check_options(options, "zero_fx.from_deepspeed")
     values = read(source)
     check_names(values)
     ignored = dict(without_effect(values))
@@ -57,10 +59,12 @@ def from_deepspeed(source: str | os.PathLike | Mapping, **options) -> DeepSpeedC
     stage = number(zero, "zero_optimization.stage", int, 0)
     if stage not in STAGES:
         raise ValueError(f"zero_optimization.stage={stage!r}: expected 0, 1, 2 or 3")
-    found = {"stage": stage, "precision": precision_of(values), **passes_of(zero, stage)}
+    precision = precision_of(values)
+    found = {"stage": stage, "precision": precision, **passes_of(zero, stage, precision.reduce if precision else torch.float32)}
     if stage == 3:
         found["keep_whole_below"] = number(zero, "zero_optimization.stage3_param_persistence_threshold", int, 100_000)
-    found |= {name: value for name, value in options.items() if value is not None}
+    found |= options
+    found["precision"] = parse_precision(found["precision"])
     is_fp16 = found["precision"] is not None and found["precision"].compute == torch.float16
     return DeepSpeedConfig(
         **found, **batch_of(values), scaler=scaler_of(values) if is_fp16 else (("enabled", False),),
@@ -142,7 +146,7 @@ def check_refused(values: Mapping) -> None:
     for path, value in flat(values).items():
         group = path.partition(".")[0]
         reason = REFUSED.get(path) or REFUSED.get(group)
-        is_off = is_unused(value) or value == OFF_BY_KEY.get(path) or is_unused(values[group])
+        is_off = is_unused(value) or value is not True and value in OFF_BY_KEY.get(path, ()) or is_unused(values[group])
         if reason and not is_off:
             raise ValueError(f"{path}={value!r}: {reason}")
 
@@ -169,7 +173,8 @@ def number(values: Mapping, path: str, kind: type, default):
     value = values.get(path.rpartition(".")[2], default)
     if value is default:
         return value
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or value < 0 or kind(value) != value:
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    if not is_number or value < 0 or kind(value) != value:
         raise ValueError(f"{path}={value!r}: expected {'an integer' if kind is int else 'a number'} of 0 or more")
     return kind(value)
 
@@ -181,8 +186,9 @@ def switch(values: Mapping, path: str, default: bool) -> bool:
     return value
 
 
-def passes_of(zero: Mapping, stage: int) -> dict:
-    """overlap_comm is the pass prefetch; sizes of buckets, in elements there."""
+def passes_of(zero: Mapping, stage: int, dtype: torch.dtype) -> dict:
+    """overlap_comm is the pass prefetch. Of the sizes of buckets, which are elements there (of `dtype`), the largest: ours
+    have one size."""
     found: dict = {}
     if not switch(zero, "zero_optimization.overlap_comm", True):
         found["passes"] = ("bucket_collectives",)
@@ -190,7 +196,7 @@ def passes_of(zero: Mapping, stage: int) -> dict:
     sizes = [number(zero, f"zero_optimization.{name}", int, None) for name in names]
     sizes = [size for size in sizes if size is not None]
     if sizes:
-        found["bucket_bytes"] = max(sizes) * BYTES
+        found["bucket_bytes"] = max(sizes) * dtype.itemsize
     return found
 
 
@@ -206,8 +212,10 @@ def precision_of(values: Mapping) -> Precision | None:
         if sent not in (None, "fp32"):
             raise ValueError(f"communication_data_type={sent!r} without bf16 or fp16: gradients of float32 travel in float32")
         return None
-    compute = names[chosen[0]]
-    return Precision(compute, reduce=names[sent] if sent else torch.float32)
+    compute, reduce = names[chosen[0]], names[sent or "fp32"]
+    if reduce not in (torch.float32, compute):
+        raise ValueError(f"communication_data_type={sent!r}: expected 'fp32' or {chosen[0]!r}, in which {chosen[0]}.enabled computes")
+    return Precision(compute, reduce=reduce)
 
 
 def scaler_of(values: Mapping) -> tuple[tuple[str, object], ...]:

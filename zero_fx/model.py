@@ -191,13 +191,17 @@ class RootMethods:
         return live_report(self, self._zero_fx_compiled, run)
 
 
+def check_compiled(model: nn.Module) -> None:
+    if not isinstance(model, RootMethods):
+        raise TypeError(f"expected a model that zero_fx.compile returned, got {type(model).__name__}")
+
+
 def full_state_dict(model: nn.Module) -> dict[str, torch.Tensor]:
     """Plain, full tensors under the plain model's names, on every rank; tied names share one tensor.
 
     Collective: every rank must call it. Costs the full model's memory on each rank.
     """
-    if not isinstance(model, RootMethods):
-        raise TypeError(f"expected a model that zero_fx.compile returned, got {type(model).__name__}")
+    check_compiled(model)
     full: dict[int, torch.Tensor] = {}
     result = {}
     for name, tensor in model.state_dict(keep_vars=True).items():

@@ -12,8 +12,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import nn
 
-from .checkpoint import check_compiled
-from .checkpoint_load import short
+from .checkpoint_load import check_match, short
+from .model import check_compiled
 from .runtime.layout import owned_rows
 from .runtime.markers import WHOLE
 from .runtime.together import together
@@ -77,13 +77,10 @@ def match(model: nn.Module, entries: dict[str, Entry], source, strict: bool) -> 
         if entries[there].shape != tuple(values[names[0]].shape):
             shapes.append(f"{there} is {entries[there].shape} there and {tuple(values[names[0]].shape)} here")
     unexpected = [name for name in entries if name not in values]
-    problems = [f"missing there: {short(missing)}"] * (strict and bool(missing))
-    problems += [f"unknown here: {short(unexpected)}"] * (strict and bool(unexpected))
-    problems += [f"other shapes: {short(shapes)}"] * bool(shapes)
-    if problems:
-        where = "the state dict" if isinstance(source, Mapping) else os.fspath(source)
-        hint = "; strict=False loads what matches" if strict and not shapes else ""
-        raise ValueError(f"{where} is of another model. Parameters and buffers {'; '.join(problems)}{hint}")
+    where = "the state dict" if isinstance(source, Mapping) else os.fspath(source)
+    if strict:
+        check_match(where, missing, unexpected, shapes, "" if shapes else "; strict=False loads what matches")
+    check_match(where, [], [], shapes)
     return IncompatibleKeys(missing, unexpected), chosen
 
 

@@ -19,13 +19,13 @@ from torch import nn
 from .compile import compile as zero_compile
 from .config import LOWERINGS, Config
 from .gpt import GPT, GPTConfig
-from .monitor import JsonLines, Monitor, check_log_dir
+from .monitor import Logs, check_log_dir
 from .runtime.count import count_collectives
 from .runtime.memory import state_bytes
 from .scaler import GradScaler
 from .textdata import TextData, load_text
 from .train_checkpoint import Checkpoints, check_folder
-from .train_report import Progress, RankResult, formulas_of, peak_memory, print_report, print_start, write_report
+from .train_report import RankResult, formulas_of, peak_memory, print_report, print_start, write_report
 
 WARMUP_STEPS = 20  # at most; a tenth of a short run
 FINAL_LR = 0.1  # of --lr, at the end of the cosine
@@ -188,10 +188,7 @@ def run_steps(setup: Setup, model, optimizer, rank: int, world: int) -> tuple[li
     scaler = GradScaler(setup.device.type, enabled=is_fp16)
     checkpoints = Checkpoints(options, model, optimizer, scaler)
     first = checkpoints.first_step
-    with contextlib.ExitStack() as stack:
-        progress = stack.enter_context(Progress(options.steps, rank == 0, first, options.log_every))
-        log = stack.enter_context(JsonLines(options.loss_log, first)) if options.loss_log and rank == 0 else None
-        monitor = stack.enter_context(Monitor(options.log_dir, first)) if options.log_dir and rank == 0 else None
+    with Logs(options, setup.device, rank == 0, first) as logs:
         for step in range(first, options.steps):
             for group in optimizer.param_groups:
                 group["lr"] = lr_at(step, options.steps, options.lr)
@@ -202,29 +199,10 @@ def run_steps(setup: Setup, model, optimizer, rank: int, world: int) -> tuple[li
             losses.append(loss.item())
             dist.all_reduce(loss)  # sum over ranks
             times_s.append(time.perf_counter() - start)
-            mean, lr = loss.item() / world, optimizer.param_groups[0]["lr"]
-            progress.show(step + 1, mean, tokens / times_s[-1])
-            if log:
-                log.write({"step": step + 1, "loss": mean, "lr": lr})
-            if monitor:
-                train = {"loss": mean, "lr": lr, "grad_norm": grad_norm.item(), "step_s": times_s[-1]}
-                scalars = {f"train/{name}": value for name, value in train.items()}
-                scalars |= {"train/tokens_per_s": tokens / times_s[-1], "memory/peak_bytes": peak_memory(setup.device)}
-                monitor.log(step + 1, scalars | (costs(setup, model, count, monitor) if count else {}))
+            scalars = {"loss": loss.item() / world, "lr": optimizer.param_groups[0]["lr"], "grad_norm": grad_norm.item()}
+            logs.step(step + 1, scalars | {"step_s": times_s[-1], "tokens_per_s": tokens / times_s[-1]}, model, count)
             checkpoints.after(step + 1)
     return losses, times_s, counted.elements if counted else None
-
-
-def costs(setup: Setup, model, count, monitor: Monitor) -> dict[str, float]:
-    """Scalars of the step whose collectives were counted: what this rank sent, how long it waited for that, and the flops
-    of its matrix products. Writes the report of memory as well."""
-    report = model.report()
-    monitor.memory_report(report)
-    flops = setup.options.accumulate * sum(event.flops for half in report.step.halves for event in half.events)
-    found = {"step/elements_sent": count.elements, "step/collectives": count.collectives, "step/flops": flops}
-    if setup.device.type == "cpu":  # with nccl the host does not wait
-        found["step/exposed_communication_s"] = count.waited_s
-    return found
 
 
 def train_step(setup: Setup, model, optimizer, scaler: GradScaler, step: int, rank: int) -> tuple[torch.Tensor, torch.Tensor]:

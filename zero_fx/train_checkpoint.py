@@ -11,6 +11,7 @@ import torch.distributed as dist
 from .checkpoint import async_save_checkpoint
 from .checkpoint_load import load_checkpoint
 from .runtime import checkpoint_files as files
+from .runtime.together import from_rank_0
 
 if TYPE_CHECKING:
     from .train import TrainOptions
@@ -33,6 +34,8 @@ def check_folder(options: TrainOptions) -> None:
         return
     if os.path.exists(options.save) and not os.path.isdir(options.save):
         raise ValueError(f"--save {options.save}: expected a folder, and this is a file")
+    if files.has_mark(options.save):
+        raise ValueError(f"--save {options.save}: this is one checkpoint; give the folder that it is in")
     done = steps_saved(options.save)
     if done is not None and not options.resume:
         raise ValueError(
@@ -48,11 +51,10 @@ class Checkpoints:
 
     def __init__(self, options: TrainOptions, model, optimizer, scaler):
         self.options, self.model, self.optimizer, self.scaler = options, model, optimizer, scaler
-        self.first_step, self.last = 0, None
+        self.first_step = 0
         if options.resume:
-            found = [steps_saved(options.save)]
-            dist.broadcast_object_list(found)
-            if found[0] is not None:
+            group = model._zero_fx_model.mesh.get_group()
+            if from_rank_0(group, "looking for a checkpoint", lambda: steps_saved(options.save)) is not None:
                 self.restore()
             elif dist.get_rank() == 0:
                 print(f"--resume: {options.save} has no checkpoint yet, so this starts from step 1", flush=True)
@@ -62,9 +64,10 @@ class Checkpoints:
         self.first_step = restored["step"]
         if dist.get_rank() == 0:
             print(f"resumed after step {self.first_step}", flush=True)
+            saved = restored.get("options", {})
             for name in SAME:
-                before, now = restored["options"][name], getattr(self.options, name)
-                if before != now:
+                before, now = saved.get(name), getattr(self.options, name)
+                if name in saved and before != now:
                     print(f"with another --{name.replace('_', '-')}: {now}, saved with {before}", flush=True)
 
     def after(self, step: int) -> None:
@@ -72,9 +75,9 @@ class Checkpoints:
         options, is_last = self.options, step == self.options.steps
         if options.save is None or not (step % options.save_every == 0 or is_last):
             return
-        self.last = async_save_checkpoint(
+        future = async_save_checkpoint(
             options.save, self.model, self.optimizer, step=step, keep=options.keep or None, scaler=self.scaler,
             options=dataclasses.asdict(options),
         )  # fmt: skip
         if is_last:
-            self.last.result()
+            future.result()
