@@ -10,7 +10,7 @@ import subprocess
 import pytest
 import ranks
 import torch
-from scenarios import checkpoints
+from scenarios import beside_fsdp2, checkpoints, resumed_runs
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 STAGES = (0, 1, 2, 3)
@@ -48,7 +48,7 @@ def test_reshard_quick(saved):
 
 
 @pytest.mark.parametrize("stage", [pytest.param(0, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.slow), 3])
-@pytest.mark.parametrize("how", [checkpoints.resume_sync, checkpoints.resume_async])
+@pytest.mark.parametrize("how", [resumed_runs.resume_sync, resumed_runs.resume_async])
 def test_resumed_bit_by_bit(tmp_path, how, stage):
     ranks.run(how, str(tmp_path), stage)
 
@@ -56,7 +56,7 @@ def test_resumed_bit_by_bit(tmp_path, how, stage):
 @pytest.fixture(scope="module")
 def uninterrupted() -> list[list[float]]:
     """Losses of each rank."""
-    return ranks.run(checkpoints.uninterrupted)
+    return ranks.run(resumed_runs.uninterrupted)
 
 
 @pytest.mark.parametrize("seed", [pytest.param(n, marks=pytest.mark.slow if n < 2 else pytest.mark.full) for n in range(30)])
@@ -64,14 +64,14 @@ def test_killed_while_saving(tmp_path, uninterrupted, seed):
     """A rank is killed (SIGKILL) at a random moment of a save, synchronous or not. What is resumed is complete, and no
     older than the save before."""
     draw = random.Random(seed)
-    victim, fatal = draw.randrange(2), draw.randrange(3, checkpoints.KILL_STEPS)
+    victim, fatal = draw.randrange(2), draw.randrange(3, resumed_runs.KILL_STEPS)
     pool = ranks.Pool(2)
     try:
         with pytest.raises(ranks.RanksFailed, match=f"rank {victim}: the process ended with code -9"):
-            pool.run(checkpoints.saved_until_killed, (str(tmp_path), seed), 100, "killed")
+            pool.run(resumed_runs.saved_until_killed, (str(tmp_path), seed), 100, "killed")
     finally:
         pool.close()
-    steps = ranks.run(checkpoints.resumed_after_kill, str(tmp_path), uninterrupted)
+    steps = ranks.run(resumed_runs.resumed_after_kill, str(tmp_path), uninterrupted)
     assert steps in ([fatal - 1] * 2, [fatal] * 2)
 
 
@@ -171,8 +171,8 @@ def test_full_disk(small_disk):
 
 @pytest.mark.parametrize("stage", [0, pytest.param(2, marks=pytest.mark.slow), 3])
 def test_fsdp2(tmp_path, stage):
-    ranks.run(checkpoints.from_fsdp2, str(tmp_path / "theirs"), stage)
-    ranks.run(checkpoints.to_fsdp2, str(tmp_path / "ours"), stage)
+    ranks.run(beside_fsdp2.from_fsdp2, str(tmp_path / "theirs"), stage)
+    ranks.run(beside_fsdp2.to_fsdp2, str(tmp_path / "ours"), stage)
 
 
 def test_submesh(tmp_path):

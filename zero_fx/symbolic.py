@@ -16,7 +16,7 @@ import torch
 from torch import fx
 
 from .costs import collective_s, compute_s, flops_of
-from .events import GATHERED, KINDS, Storages, sent
+from .events import Storages, sent
 from .formulas import elements_sent, model_state_bytes
 from .lowering import ADAM_STATES
 from .params import ParamRow

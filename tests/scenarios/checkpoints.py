@@ -1,11 +1,9 @@
-"""Runs that are saved, and loaded on other numbers of ranks, at other stages, after damage, and beside FSDP2."""
+"""Checkpoints: loaded on other numbers of ranks and at other stages, damaged, many; and what cannot be saved."""
 
 from __future__ import annotations
 
 import os
 import random
-import signal
-import threading
 import time
 import warnings
 
@@ -108,103 +106,6 @@ def load_each(rank: int, world: int, paths: list[str], stage: int) -> None:
         for param in model.parameters():  # what a step writes to has the parameter's own layout
             for key, value in optimizer.state.get(param, {}).items():
                 assert key == "step" or value.placements == param.placements, key
-
-
-def losses_of(model, optimizer, scheduler, rank: int, first: int, last: int) -> list[float]:
-    losses = []
-    for step in range(first, last):
-        tokens = torch.randint(10, (6,), generator=torch.Generator().manual_seed(100 * step + rank))
-        loss = nn.functional.cross_entropy(model(tokens), (tokens + 1) % 10)
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        scheduler.step()
-        losses.append(loss.item())
-    return losses
-
-
-def resume(rank: int, world: int, path: str, stage: int, save_with) -> None:
-    """A resumed run goes on bit by bit as the uninterrupted one: dropout, each rank's own BatchNorm statistics, Python's
-    random numbers, and an extra that differs by rank included."""
-    model, optimizer, scheduler = make(stage)
-    random.seed(rank)
-    torch.manual_seed(rank)
-    losses_of(model, optimizer, scheduler, rank, 0, 3)
-    save_with(path, model, optimizer, step=3, scheduler=scheduler, position=rank * 10)
-    expected = losses_of(model, optimizer, scheduler, rank, 3, 6), random.random(), everything(model, optimizer)
-    model, optimizer, scheduler = make(stage, seed=5)
-    restored = zero_fx.load_checkpoint(path, model, optimizer, scheduler=scheduler)
-    assert restored == {"step": 3, "position": rank * 10}
-    found = losses_of(model, optimizer, scheduler, rank, 3, 6), random.random(), everything(model, optimizer)
-    assert_equal(found, expected)
-
-
-def save_both(path, *args, **kwargs) -> None:
-    """In the background: the values are those of the call, whatever training does meanwhile."""
-    model, optimizer = args
-    future = zero_fx.async_save_checkpoint(path, *args, **kwargs)
-    with torch.no_grad():
-        before = [param._local_tensor.clone() for param in model.parameters()]
-        for param in model.parameters():
-            param._local_tensor.add_(1)
-        folder = future.result(60)
-        for param, values in zip(model.parameters(), before):
-            param._local_tensor.copy_(values)
-    assert os.path.isfile(os.path.join(folder, "COMPLETE"))
-
-
-def resume_async(rank: int, world: int, path: str, stage: int) -> None:
-    resume(rank, world, path, stage, save_both)
-
-
-def resume_sync(rank: int, world: int, path: str, stage: int) -> None:
-    resume(rank, world, path, stage, zero_fx.save_checkpoint)
-
-
-KILL_STEPS = 8  # of a run in which a rank is killed; it saves after each
-
-
-def uninterrupted(rank: int, world: int) -> list[float]:
-    model, optimizer, scheduler = begun(rank)
-    return losses_of(model, optimizer, scheduler, rank, 0, KILL_STEPS)
-
-
-def begun(rank: int):
-    made = make(3)
-    torch.manual_seed(rank)  # of dropout
-    return made
-
-
-def saved_until_killed(rank: int, world: int, path: str, seed: int) -> None:
-    """Train and save; one rank ends itself by SIGKILL at a random moment of a random save, and the others cannot go on."""
-    draw = random.Random(seed)
-    victim, fatal, moment = draw.randrange(world), draw.randrange(3, KILL_STEPS), draw.random()
-    save_with = zero_fx.async_save_checkpoint if seed % 2 else zero_fx.save_checkpoint
-    model, optimizer, scheduler = begun(rank)
-    ballast = torch.zeros(1 << 20)  # 4 MB, so that a moment is as likely in the writing as around it
-    lasted = []
-    for step in range(1, KILL_STEPS + 1):
-        losses_of(model, optimizer, scheduler, rank, step - 1, step)
-        start = time.perf_counter()
-        if step == fatal and rank == victim:
-            threading.Timer(moment * lasted[-1], os.kill, (os.getpid(), signal.SIGKILL)).start()
-        future = save_with(path, model, optimizer, step=step, keep=2, scheduler=scheduler, ballast=ballast)
-        if save_with is zero_fx.async_save_checkpoint and step < fatal:
-            future.result()  # so that it is known how long one lasts; the fatal one goes on while training does
-        lasted.append(time.perf_counter() - start)
-
-
-def resumed_after_kill(rank: int, world: int, path: str, expected: list[float]) -> int:
-    """The step that was resumed from; the losses go on bit by bit as those of the run that was not interrupted."""
-    model, optimizer, scheduler = make(3, seed=9)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that what was cut off is passed over
-        step = zero_fx.load_checkpoint(path, model, optimizer, scheduler=scheduler)["step"]
-    assert losses_of(model, optimizer, scheduler, rank, step, KILL_STEPS) == expected[rank][step:]
-    zero_fx.save_checkpoint(path, model, optimizer, step=KILL_STEPS, keep=1)
-    dist.barrier()
-    assert os.listdir(path) == [f"step-{KILL_STEPS:08d}"], os.listdir(path)  # what was cut off is gone
-    return step
 
 
 def refuse(rank: int, world: int, path: str, words: list[str]) -> None:
@@ -326,90 +227,6 @@ def blocked(rank: int, world: int, path: str, megabytes: int) -> tuple[float, fl
         future.result()
         dist.barrier()
     return min(times["sync"]), min(times["async"][1:])
-
-
-# --- beside FSDP2
-
-
-def stepped_fsdp2():
-    """(model, optimizer) under fully_shard, after two steps on made-up gradients."""
-    from torch.distributed.fsdp import fully_shard
-
-    torch.manual_seed(0)
-    model = fully_shard(nn.Sequential(nn.Linear(6, 7), nn.BatchNorm1d(7), nn.Linear(7, 3)))
-    model[2].bias.requires_grad_(False)
-    return model, two_steps(model)
-
-
-def two_steps(model):
-    groups = [{"params": list(model[0].parameters()), "lr": 0.1}, {"params": [*model[1].parameters(), model.get_parameter("2.weight")]}]
-    optimizer = torch.optim.AdamW(groups, lr=0.02)
-    for step in range(2):
-        tokens = torch.randn(4, 6, generator=torch.Generator().manual_seed(step))
-        model(tokens).square().sum().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    return optimizer
-
-
-def stepped_ours(stage: int, seed: int):
-    torch.manual_seed(seed)
-    plain = nn.Sequential(nn.Linear(6, 7), nn.BatchNorm1d(7), nn.Linear(7, 3))
-    plain[2].bias.requires_grad_(False)
-    model = zero_fx.compile(plain, stage, lowering="eager", keep_whole_below=0)
-    return model, two_steps(model)
-
-
-def fsdp2_state(model, optimizer, **options) -> dict:
-    from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict
-
-    found = get_state_dict(model, optimizer, options=StateDictOptions(**options))
-    return {"model": found[0], "optim": found[1]}
-
-
-def from_fsdp2(rank: int, world: int, path: str, stage: int) -> None:
-    """What FSDP2's users save, in three layouts, loads here, and is theirs bit by bit."""
-    import torch.distributed.checkpoint as dcp
-
-    theirs = stepped_fsdp2()
-    expected = fsdp2_state(*theirs, full_state_dict=True)
-    layouts = {
-        "usual": fsdp2_state(*theirs),
-        "app": {"app": fsdp2_state(*theirs)},
-        "flat": {**fsdp2_state(*theirs)["model"], "optimizer": fsdp2_state(*theirs, flatten_optimizer_state_dict=True)["optim"]},
-    }
-    for name, layout in layouts.items():
-        dcp.save(layout, checkpoint_id=os.path.join(path, name))
-        model, optimizer = stepped_ours(stage, seed=3)
-        assert zero_fx.load_checkpoint(os.path.join(path, name), model, optimizer) == {"step": None}
-        found = everything(model, optimizer)
-        if rank == 0:
-            assert_equal(plain_groups(found), plain_groups(expected), name)
-
-
-def plain_groups(state: dict) -> dict:
-    """Without the options of how a step is run, and in the order of the parameters' names."""
-    groups = [{k: v for k, v in group.items() if k not in ("foreach", "fused")} for group in state["optim"]["param_groups"]]
-    groups = [{**group, "params": sorted(group["params"])} for group in groups]
-    return {"model": dict(state["model"]), "state": dict(state["optim"]["state"]), "groups": groups}
-
-
-def to_fsdp2(rank: int, world: int, path: str, stage: int) -> None:
-    """torch.distributed.checkpoint loads ours into an FSDP2 model and its optimizer."""
-    import torch.distributed.checkpoint as dcp
-    from torch.distributed.checkpoint.state_dict import set_state_dict
-
-    model, optimizer = stepped_ours(stage, seed=0)
-    with torch.no_grad():
-        model[0]._parameters["weight"].mul_(1.5)
-    folder = zero_fx.save_checkpoint(path, model, optimizer, note=1)
-    theirs = stepped_fsdp2()
-    target = fsdp2_state(*theirs)
-    dcp.load(target, checkpoint_id=folder)
-    set_state_dict(*theirs, model_state_dict=target["model"], optim_state_dict=target["optim"])
-    found, expected = fsdp2_state(*theirs, full_state_dict=True), everything(model, optimizer)
-    if rank == 0:
-        assert_equal(plain_groups(found), plain_groups(expected))
 
 
 def submesh(rank: int, world: int, path: str) -> None:
