@@ -30,6 +30,11 @@ def pad_rows(tensor: torch.Tensor, rows: int) -> torch.Tensor:
     return torch.ops.aten.constant_pad_nd(tensor, [0] * (2 * tensor.dim() - 1) + [missing])
 
 
+def part_of(full: torch.Tensor, is_whole: bool, world: int, rank: int) -> torch.Tensor:
+    """A rank's part of a tensor of the full shape: a view of its rows, or all of it if it is kept whole."""
+    return full if is_whole else full.narrow(0, *owned_rows(full.shape[0], world, rank))
+
+
 def own_copy(rows: torch.Tensor) -> torch.Tensor:
     """A rank's own contiguous copy of its rows of a parameter, which are a view."""
     return rows.clone(memory_format=torch.contiguous_format)

@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
 from .collectives import all_gather, all_to_all, gather_held, is_held, release, sum_of_pieces, wait, without_storage
 from .full import FullParam, full_param
-from .layout import chunk_rows, owned_rows, pad_rows
+from .layout import chunk_rows, owned_rows, pad_rows, part_of
 from .markers import STEP, WHOLE, as_dtype, reduce_grad
 from .tensors import hooks_of
 
@@ -40,6 +40,7 @@ class ParamState:
         model: ModelState,
         name: str,
         full: torch.Tensor,
+        rows: torch.Tensor,
         lifetime: str,
         accumulates: bool,
         compute_dtype: torch.dtype | None = None,
@@ -53,7 +54,7 @@ class ParamState:
         self.group = model.group
         self.accumulates = accumulates
         self.compute_dtype, self.reduce_dtype = compute_dtype, reduce_dtype
-        self.param = self.make_param(full)
+        self.param = self.make_param(full, rows)
         self.make_buffers()
 
     def make_buffers(self) -> None:
@@ -77,9 +78,9 @@ class ParamState:
         new.make_buffers()
         return new
 
-    def make_param(self, full: torch.Tensor) -> torch.nn.Parameter:
-        """The DTensor parameter that holds this rank's own copy of its rows of `full` (rows, ...)."""
-        tensor = self.as_dtensor(self.model.own(self.rows_of(full.detach())))
+    def make_param(self, full: torch.Tensor, rows: torch.Tensor) -> torch.nn.Parameter:
+        """The DTensor parameter of `rows`, this rank's own memory of its part, that takes the place of `full`."""
+        tensor = self.as_dtensor(rows)
         param = torch.nn.Parameter(tensor, requires_grad=full.requires_grad)
         for name, value in vars(full).items():  # what people note on parameters, to sort them into groups
             setattr(param, name, value)
@@ -98,9 +99,7 @@ class ParamState:
 
     def rows_of(self, full: torch.Tensor) -> torch.Tensor:
         """This rank's part of a tensor of the full shape: a view of its rows, or all of it if kept whole."""
-        if self.lifetime == WHOLE:
-            return full
-        return full.narrow(0, *owned_rows(self.shape[0], self.world, self.model.rank))
+        return part_of(full, self.lifetime == WHOLE, self.world, self.model.rank)
 
     def as_dtensor(self, local: torch.Tensor, placement=None) -> DTensor:
         placement = placement or (Replicate() if self.lifetime == WHOLE else Shard(0))

@@ -19,7 +19,6 @@ import weakref
 import torch
 import torch.distributed as dist
 
-from .layout import own_copy
 from .markers import STEP, WHOLE
 from .param import ParamState
 from .trace import Trace
@@ -32,12 +31,10 @@ class ModelState:
     """`params` maps names (the first one of tied parameters) to states.
 
     `engine` is PyTorch's autograd engine as torch_compat shows it: `queue_after_backward(f)` and `backward_id()`.
-    `transport` is the backend of the group: "nccl", "gloo", or what a fake group stands for. `own(rows)` gives a rank's own
-    memory for a view of its rows.
+    `transport` is the backend of the group: "nccl", "gloo", or what a fake group stands for.
     """
 
-    def __init__(self, mesh, group: str, world: int, rank: int, engine, transport: str, own=own_copy):
-        self.own = own
+    def __init__(self, mesh, group: str, world: int, rank: int, engine, transport: str):
         self.mesh, self.group, self.world, self.rank, self.engine = mesh, group, world, rank, engine
         self.params: dict[str, ParamState] = {}
         self.is_accumulating = False  # gradients of stages 0 and 1 stay local, gathered parameters stay gathered
@@ -56,7 +53,7 @@ class ModelState:
         self.broadcasts = rank if self.exchanges and world <= MOST_BROADCASTS else None
 
     def __deepcopy__(self, memo) -> ModelState:
-        new = memo[id(self)] = ModelState(self.mesh, self.group, self.world, self.rank, self.engine, self.transport, self.own)
+        new = memo[id(self)] = ModelState(self.mesh, self.group, self.world, self.rank, self.engine, self.transport)
         new.compute_dtype = self.compute_dtype
         new.params = copy.deepcopy(self.params, memo)
         return new

@@ -76,16 +76,6 @@ def test_wrapped_models():
         compiled(torch.compile(nn.Linear(4, 3)))
 
 
-def test_mixed_devices():
-    model = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2, device="meta"))
-    with pytest.raises(ValueError, match="parameter '1.weight' is on the meta device"):
-        compiled(model)
-    model = nn.Linear(4, 3)
-    model.register_buffer("table", torch.zeros(2, device="meta"))
-    with pytest.raises(ValueError, match=r"several devices \('table' on meta, 'bias' on cpu\)"):
-        compiled(model)
-
-
 @pytest.mark.parametrize("dtype", [torch.complex64, torch.int8])
 def test_dtypes_that_cannot_be_trained(dtype):
     model = nn.Linear(4, 3)

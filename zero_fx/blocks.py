@@ -1,8 +1,10 @@
-"""Runs of identical blocks in a model, which need to be captured only a few times: see repeat.py."""
+"""Blocks of a model: runs of identical ones, which need to be captured only a few times (see repeat.py), and what may be
+whole at a time while it gets its values (see materialise.py)."""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 
 import torch
 from torch import nn
@@ -103,3 +105,38 @@ def shorten(model: nn.Module, stack: Stack, count: int) -> None:
     """Leave only the first `count` blocks of the stack, in place."""
     children = model.get_submodule(stack.path)
     del children[stack.first + count : stack.first + stack.count]
+
+
+def tensors_of(module: nn.Module) -> list[torch.Tensor]:
+    return [*module.parameters(), *module.buffers()]
+
+
+def most_at_once(model: nn.Module) -> int:
+    """Bytes of the largest of a block and the own tensors of any module."""
+    own = [sum(tensor.nbytes for tensor in [*m.parameters(False), *m.buffers(False)]) for m in model.modules()]
+    stack = largest_stack(model)
+    if stack is not None:
+        own.append(bytes_of(model.get_submodule(stack.path)[stack.first]))
+    return max(own)
+
+
+def bytes_of(module: nn.Module) -> int:
+    return sum(tensor.nbytes for tensor in tensors_of(module))
+
+
+def units(module: nn.Module, most: int, seen: set | None = None) -> Iterator[list[nn.Module]]:
+    """The modules in the order of nn.Module.apply, children first, cut into the largest trees of at most `most` bytes; a
+    module above these is a unit without its children."""
+    seen = set() if seen is None else seen
+    if bytes_of(module) <= most:
+        unit: list[nn.Module] = []
+        module.apply(unit.append)
+        unit = [one for one in dict.fromkeys(unit) if one not in seen]
+        seen.update(unit)
+        yield unit
+        return
+    for child in module.children():
+        yield from units(child, most, seen)
+    if module not in seen:
+        seen.add(module)
+        yield [module]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from collections.abc import Callable
 
 import torch
 from torch import nn
@@ -16,14 +17,20 @@ from torch.distributed.tensor import DTensor
 
 from .config import Config
 from .precision import cast_params, kept_modules, run_in_fp32
+from .runtime.layout import own_copy, part_of
 from .runtime.markers import STEP, USE, WHOLE
 from .runtime.param import ParamState
 from .runtime.state import ModelState
 from .torch_compat import never_a_frame
 
 
-def shard_model(model: nn.Module, config: Config, state: ModelState) -> dict[nn.Parameter, ParamState]:
-    """Replace every parameter of `model`; return {old parameter: its state}. Tied parameters stay one."""
+def shard_model(
+    model: nn.Module, config: Config, state: ModelState, made: dict[nn.Parameter, torch.Tensor], memory: Callable = own_copy
+) -> dict[nn.Parameter, ParamState]:
+    """Replace every parameter of `model`; return {old parameter: its state}. Tied parameters stay one.
+
+    made: this rank's part of those that have no values themselves. memory(view of a part): a rank's own for it, of the others.
+    """
     by_old: dict[nn.Parameter, ParamState] = {}
     classes: dict[tuple, type] = {}
     modules = dict(model.named_modules())  # before any class changes
@@ -37,7 +44,11 @@ def shard_model(model: nn.Module, config: Config, state: ModelState) -> dict[nn.
                 fqn = f"{prefix}.{name}".lstrip(".")
                 lifetime = lifetime_of(old, config)
                 accumulates = lifetime == WHOLE or config.stage == 1
-                by_old[old] = state.params[fqn] = ParamState(state, fqn, old, lifetime, accumulates, *dtypes.get(old, ()))
+                rows = made.get(old)
+                if rows is None:
+                    rows = memory(part_of(old.detach(), lifetime == WHOLE, state.world, state.rank))
+                by_old[old] = ParamState(state, fqn, old, rows, lifetime, accumulates, *dtypes.get(old, ()))
+                state.params[fqn] = by_old[old]
             own[name] = by_old[old]
             module._parameters[name] = own[name].param
         if own or module is model:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -10,6 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from .capture import ShardedMethods, StaleParameter, shard_model
 from .config import Config, make_config
 from .hardware import HARDWARE, Hardware
+from .materialise import check_init, materialise
 from .model import CompiledModel
 from .runtime.agree import Agreement
 from .runtime.layout import own_copy
@@ -18,6 +21,9 @@ from .runtime.tensors import backend_of, hooks_of
 from .setup import default_mesh, device_of, repoint_optimizer, sync_from_rank_0
 from .torch_compat import engine, get_default_store
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 
 def compile(  # noqa: A001
     model: nn.Module,
@@ -25,6 +31,7 @@ def compile(  # noqa: A001
     *,
     example: tuple | dict | torch.Tensor | None = None,
     optimizer: torch.optim.Optimizer | None = None,
+    init: Callable[[nn.Module], object] | str | None = None,
     mesh: DeviceMesh | None = None,
     config: Config | None = None,
     **options,
@@ -36,6 +43,11 @@ def compile(  # noqa: A001
         (or `memory_budget`) with `example`, forward's arguments; before the process group is initialised.
     optimizer: one that was built before, over this model's parameters; it is re-pointed at the sharded ones, with
         param groups, learning rates and state kept.
+    init: for a model on the meta device, which gets its values here, a block at a time, each rank keeping its rows. None: by
+        the modules' own `reset_parameters`. A function: called with each module, children first, as nn.Module.apply does;
+        it may set what is in that module's block. "load": nothing sets them, so zero_fx.load_full_state_dict or
+        zero_fx.load_checkpoint has to before the first forward, which raises ValueError otherwise. The values are those
+        that the same calls give an unsharded model with the same seed on this device.
     mesh: a 1-dimensional DeviceMesh; by default all ranks of the process group, which is initialised from torchrun's
         environment if it is not yet (nccl on CUDA, gloo on CPU), and is of one rank without such an environment.
     config, options: see zero_fx.Config.
@@ -44,12 +56,12 @@ def compile(  # noqa: A001
     averaged over the ranks. Raises ValueError or TypeError for a model or an option that cannot be used.
     """
     if stage == "auto":
-        return compile_with(model, automatic(model, example, make_config(config, options), mesh), optimizer)
+        return compile_with(model, automatic(model, example, make_config(config, options), mesh), optimizer, init=init)
     if example is not None:
         raise ValueError('example= has an effect with stage="auto" only')
     if stage is not None:
         options["stage"] = stage
-    return compile_with(model, make_config(config, options), optimizer, mesh)
+    return compile_with(model, make_config(config, options), optimizer, mesh, init)
 
 
 def automatic(model: nn.Module, example, config: Config, mesh: DeviceMesh | None) -> Config:
@@ -67,19 +79,21 @@ def automatic(model: nn.Module, example, config: Config, mesh: DeviceMesh | None
     return choose_stage(model, example, config, device_of(model))
 
 
-def compile_with(model: nn.Module, config: Config, optimizer=None, mesh=None, own=own_copy) -> nn.Module:
+def compile_with(model: nn.Module, config: Config, optimizer=None, mesh=None, init=None, own=own_copy) -> nn.Module:
     """compile, with all options in `config`. own(rows): memory of a rank's own for its rows of a parameter, a view."""
     check_model(model)
-    device = device_of(model)
+    check_init(init)
+    device = device_of(model, mesh)
     mesh = default_mesh(device, config.timeout_s) if mesh is None else check_mesh(mesh, device)
     check_optimizer(optimizer, model)
     if config.sync_module_states:
         sync_from_rank_0(model, mesh)
-    state = ModelState(mesh, mesh.get_group().group_name, mesh.size(), mesh.get_local_rank(), engine, transport_of(mesh, config), own)
-    replaced = shard_model(model, config, state)
+    made = materialise(model, init, config, mesh, device)
+    state = ModelState(mesh, mesh.get_group().group_name, mesh.size(), mesh.get_local_rank(), engine, transport_of(mesh, config))
+    replaced = shard_model(model, config, state, made.rows, own)
     if optimizer is not None:
         repoint_optimizer(optimizer, replaced)
-    model.__dict__["_zero_fx_compiled"] = CompiledModel(config, state, agreement_for(state, config))
+    model.__dict__["_zero_fx_compiled"] = CompiledModel(config, state, agreement_for(state, config), made.unset)
     return model
 
 
@@ -125,8 +139,6 @@ def check_param(name: str, param: nn.Parameter) -> None:
         )
     if type(param.data) is not torch.Tensor:
         raise ValueError(f"parameter {name!r} is a {type(param.data).__name__}; zero_fx shards plain tensors")
-    if param.device.type == "meta":
-        raise ValueError(f"parameter {name!r} is on the meta device; materialise the model before compiling it")
 
 
 def check_mesh(mesh: DeviceMesh, device: torch.device) -> DeviceMesh:

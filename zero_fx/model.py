@@ -19,6 +19,8 @@ from .hardware import CALIBRATED, HARDWARE, Hardware, hardware_of
 from .lowering import Backend
 from .precision import cast_floats
 from .runtime.clip import clip_grad_norm
+from .runtime.tensors import local_of
+from .runtime.together import together
 from .vocabulary import PassConfig
 
 if TYPE_CHECKING:
@@ -36,8 +38,9 @@ STARTS = 65  # of forwards, that are kept for the time of a step
 class CompiledModel:
     """The compiled forward of one model, made at the first call."""
 
-    def __init__(self, config: Config, state: ModelState, agreement: Agreement):
+    def __init__(self, config: Config, state: ModelState, agreement: Agreement, unset: tuple[str, ...] = ()):
         self.config, self.state, self.agreement = config, state, agreement
+        self.unset = unset  # names of what had no values after compile
         self.known = {param.param for param in state.params.values()}
         self.starts: collections.deque[float] = collections.deque(maxlen=STARTS)  # of forwards with gradients
         self.backend = Backend(config, pass_config(config, state), agreement, state)
@@ -46,6 +49,9 @@ class CompiledModel:
     @torch.compiler.disable(recursive=False)  # a caller's own torch.compile must not trace into the state of a step
     def __call__(self, model: nn.Module, args, kwargs):
         hooks = check_params(model, self.known)
+        if self.unset:
+            check_set(model, self.unset)
+            self.unset = ()
         precision = self.config.precision
         if precision is not None:
             args, kwargs = cast_floats(args, precision.compute), cast_floats(kwargs, precision.compute)
@@ -60,7 +66,7 @@ class CompiledModel:
         from .compile import agreement_for
 
         state = copy.deepcopy(self.state, memo)
-        return CompiledModel(self.config, state, agreement_for(state, self.config))
+        return CompiledModel(self.config, state, agreement_for(state, self.config), self.unset)
 
 
 def pass_config(config: Config, state: ModelState) -> PassConfig:
@@ -154,6 +160,23 @@ def check_params(model: nn.Module, known: set[torch.Tensor]) -> str:
                 hooks += [kind, *map(str, values[kind])]
         stack.extend(child for child in values["_modules"].values() if child is not None)
     return " ".join(hooks)
+
+
+def check_set(model: nn.Module, names: tuple[str, ...]) -> None:
+    """Raise ValueError, on all ranks, if any of these tensors still has the NaN that stands for no value."""
+    values = model.state_dict(keep_vars=True)
+
+    def check() -> None:
+        unset = [name for name in names if name in values and local_of(values[name]).isnan().any()]
+        if unset:
+            more = f" and {len(unset) - 1} more" if len(unset) > 1 else ""
+            raise ValueError(
+                f"{unset[0]!r}{more} of this model, which was on the meta device, is NaN: nothing has set it. Load the weights "
+                "(zero_fx.load_full_state_dict, zero_fx.load_checkpoint), or give zero_fx.compile init=, a function that "
+                "sets what the module it is given has; without one it calls reset_parameters of the modules that have it"
+            )
+
+    together(model._zero_fx_model.mesh.get_group(), "the first forward", check)
 
 
 class RootMethods:

@@ -11,16 +11,31 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from .runtime.param import ParamState
+from .runtime.tensors import backend_of
 
 
-def device_of(model: nn.Module) -> torch.device:
-    """The one device of a model's parameters and buffers; CPU for a model without any."""
+def device_of(model: nn.Module, mesh: DeviceMesh | None = None) -> torch.device:
+    """The one device of a model's parameters and buffers, those on the meta device aside. For a model that is all on it:
+    that of the mesh, or else an accelerator if there is one that the process group can use. CPU for a model without any."""
     where = {tensor.device: name for name, tensor in model.named_buffers()}
     where |= {tensor.device: name for name, tensor in model.named_parameters()}
+    if where.pop(torch.device("meta"), None) is not None and not where:
+        return target_device(mesh)
     if len(where) > 1:
         found = ", ".join(f"{name!r} on {device}" for device, name in where.items())
         raise ValueError(f"the model is on several devices ({found}); move it to one before zero_fx.compile")
     return next(iter(where), torch.device("cpu"))
+
+
+def target_device(mesh: DeviceMesh | None) -> torch.device:
+    kind = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    if isinstance(mesh, DeviceMesh):
+        kind = torch.device(mesh.device_type)
+    elif kind is not None and dist.is_initialized() and backend_of(dist.group.WORLD, kind.type) in ("undefined", "gloo"):
+        kind = None  # a group that was made for the CPU
+    if kind is None or kind.type == "cpu":
+        return torch.device("cpu")
+    return torch.device(kind.type, torch.accelerator.current_device_index())
 
 
 def default_mesh(device: torch.device, timeout_s: float) -> DeviceMesh:
@@ -38,16 +53,20 @@ def default_mesh(device: torch.device, timeout_s: float) -> DeviceMesh:
 @torch.no_grad()
 def sync_from_rank_0(model: nn.Module, mesh: DeviceMesh) -> None:
     """Give every rank the parameters and buffers of the group's first rank."""
-    if mesh.size() == 1:
+    for tensor in [*model.parameters(), *model.buffers()]:
+        if not tensor.is_meta:
+            broadcast_values(tensor, mesh)
+
+
+def broadcast_values(tensor: torch.Tensor, mesh: DeviceMesh, source: int = 0) -> None:
+    """Give `tensor` the values of the rank `source` of the group."""
+    if mesh.size() == 1 or not tensor.numel():
         return
     group = mesh.get_group()
-    source = dist.get_global_rank(group, 0)
-    for tensor in [*model.parameters(), *model.buffers()]:
-        values = tensor.detach().contiguous()
-        if values.numel():
-            # As bytes: gloo has no broadcast of bool, complex or 8-bit floating-point tensors.
-            dist.broadcast(values.reshape(-1).view(torch.uint8), source, group=group)
-            tensor.data.copy_(values)
+    values = tensor.detach().contiguous()
+    # As bytes: gloo has no broadcast of bool, complex or 8-bit floating-point tensors.
+    dist.broadcast(values.reshape(-1).view(torch.uint8), dist.get_global_rank(group, source), group=group)
+    tensor.data.copy_(values)
 
 
 def repoint_optimizer(optimizer: torch.optim.Optimizer, replaced: dict[nn.Parameter, ParamState]) -> None:

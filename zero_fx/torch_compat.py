@@ -11,6 +11,7 @@ import importlib
 import re
 import unittest.mock
 import warnings
+from collections.abc import Callable
 
 import sympy
 import torch
@@ -71,6 +72,21 @@ def gloo_group(ranks: list[int], name: str):
     private(distributed.__name__, "_process_group_name")
     with unittest.mock.patch.object(distributed, "_process_group_name", lambda ranks, use_hashed_name: name):
         return distributed.new_group(ranks, backend="gloo", use_local_synchronization=True)
+
+
+def watch_writes(note: Callable[[torch.Tensor], None]):
+    """A context in which `note` is called with each tensor that an operator is about to write to."""
+
+    class Watch(private("torch.utils._python_dispatch", "TorchDispatchMode")):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            given = [*zip(func._schema.arguments, args), *((a, (kwargs or {}).get(a.name)) for a in func._schema.arguments[len(args) :])]
+            for argument, value in given:
+                if argument.alias_info is not None and argument.alias_info.is_write:
+                    for tensor in tree_leaves(value):
+                        note(tensor)
+            return func(*args, **(kwargs or {}))
+
+    return Watch()
 
 
 def inductor_decompositions() -> dict:

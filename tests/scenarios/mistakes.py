@@ -82,7 +82,6 @@ def check_refusals(rank: int, world: int) -> None:
         (lazy, ValueError, "lazy"),
         (integer, ValueError, "counts"),
         (nn.Linear(2, 2, dtype=torch.complex64), ValueError, "complex"),
-        (nn.Linear(2, 2, device="meta"), ValueError, "meta"),
         (torch.compile(nn.Linear(2, 2)), ValueError, "plain model"),
         ("model", TypeError, "torch.nn.Module"),
     ]
