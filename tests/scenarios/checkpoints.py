@@ -14,6 +14,7 @@ from torch import nn
 import zero_fx
 
 from .api import raises
+from .endurance import resident_bytes
 
 LR = 0.05
 
@@ -205,11 +206,6 @@ def many(rank: int, world: int, path: str, count: int) -> list[int]:
         found.append(resident_bytes())
     zero_fx.save_checkpoint(path, model, optimizer, keep=2)
     return found
-
-
-def resident_bytes() -> int:
-    with open("/proc/self/statm", encoding="utf-8") as file:
-        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def blocked(rank: int, world: int, path: str, megabytes: int) -> tuple[float, float]:

@@ -1,0 +1,27 @@
+"""2,000 steps: memory, step time and the number of graphs stay as they were after the warm-up."""
+
+from __future__ import annotations
+
+import statistics
+
+import pytest
+import ranks
+from scenarios import endurance
+
+STEPS = 2000
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    "stage, lowering", [(3, "eager"), pytest.param(1, "eager", marks=pytest.mark.full), pytest.param(3, "inductor", marks=pytest.mark.full)]
+)
+def test_flat(stage, lowering):
+    for found in ranks.run(endurance.run, stage, lowering, STEPS, timeout_s=280):
+        growth = max(found["bytes"][5:]) - max(found["bytes"][1:5])
+        # Quartiles, since other processes of the machine only add.
+        first, last = (statistics.quantiles(part)[0] for part in (found["seconds"][200:1100], found["seconds"][1100:]))
+        print(f"{growth / 1e6:.2f} MB more in the second half; a step takes {last / first:.3f} of its time, {1e3 * first:.2f} ms")
+        assert growth < 1 << 20, [value / 1e6 for value in found["bytes"]]
+        assert last < 1.15 * first
+        assert found["captured"][0] == found["captured"][-1], found["captured"]
