@@ -19,13 +19,13 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 STAGES = (0, 1, 2, 3)
 
 
-def measure(stage: int, ranks: int, accumulate: int) -> dict:
-    """What rank 0 measured at `stage`: see RankResult in zero_fx/train_report.py."""
+def measure(stage: int, ranks: int, accumulate: int, *more: str) -> dict:
+    """What rank 0 measured at `stage`: see RankResult in zero_fx/train_report.py. more: flags of `zero-fx train`."""
     with tempfile.TemporaryDirectory() as folder:
         report = pathlib.Path(folder) / "report.json"
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
         command += ["-m", "zero_fx", "train", "--stage", str(stage), "--accumulate", str(accumulate), "--steps", "4"]
-        command += ["--lowering", "eager", "--eval-batches", "1", "--sample", "0", "--report", str(report)]
+        command += ["--lowering", "eager", "--eval-batches", "1", "--sample", "0", "--report", str(report), *more]
         subprocess.run(command, check=True, cwd=ROOT, stdout=subprocess.DEVNULL, timeout=600)
         return json.loads(report.read_text())[0]
 

@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
 from .collectives import all_gather, all_to_all, gather_held, is_held, release, sum_of_pieces, wait, without_storage
 from .full import FullParam, full_param
-from .layout import chunk_rows, owned_rows, pad_rows, part_of
+from .layout import chunk_rows, owned_rows, pad_rows
 from .markers import STEP, WHOLE, as_dtype, reduce_grad
 from .tensors import hooks_of
 
@@ -98,8 +98,11 @@ class ParamState:
         return memo[id(self.param)]
 
     def rows_of(self, full: torch.Tensor) -> torch.Tensor:
-        """This rank's part of a tensor of the full shape: a view of its rows, or all of it if kept whole."""
-        return part_of(full, self.lifetime == WHOLE, self.world, self.model.rank)
+        """This rank's part of a tensor of the full shape, or padded to N*ceil(rows/N) rows: a view of its rows, or all of it
+        if kept whole."""
+        if self.lifetime == WHOLE:
+            return full
+        return full.narrow(0, *owned_rows(self.shape[0], self.world, self.model.rank))
 
     def as_dtensor(self, local: torch.Tensor, placement=None) -> DTensor:
         placement = placement or (Replicate() if self.lifetime == WHOLE else Shard(0))

@@ -6,6 +6,7 @@ import pathlib
 import sys
 
 import pytest
+import torch
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 for path in (ROOT, ROOT / "tests"):
@@ -13,6 +14,7 @@ for path in (ROOT, ROOT / "tests"):
         sys.path.insert(0, str(path))
 
 import ranks  # noqa: E402
+import worst  # noqa: E402
 
 
 def pytest_collection_modifyitems(items):
@@ -20,6 +22,18 @@ def pytest_collection_modifyitems(items):
     for item in items:
         if item.get_closest_marker("full"):
             item.add_marker(pytest.mark.slow)
+
+
+@pytest.fixture(autouse=True)
+def fresh_dynamo():
+    """Dynamo remembers by lines of code which sizes changed, and captures the next model with symbols for them."""
+    yield
+    torch._dynamo.reset()
+
+
+def pytest_terminal_summary(terminalreporter):
+    for line in worst.lines():
+        terminalreporter.write_line(line)
 
 
 def pytest_sessionfinish(session, exitstatus):

@@ -26,6 +26,11 @@ def test_bytes_of_model_states(stage, micro_batches, sharded_bytes):
     assert model_state_bytes(stage, *SIZES, micro_batches) == sharded_bytes + WHOLE_BYTES
 
 
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_one_rank_holds_no_copy(stage):
+    assert model_state_bytes(stage, 1000, 10, 1) == 16 * 1010
+
+
 @pytest.mark.parametrize(
     ("stage", "micro_batches", "sharded_bytes"), [(0, 1, 16000), (1, 1, 2000 + 4000), (1, 3, 2000 + 4000 + 3000), (2, 3, 6000), (3, 1, 4000)]
 )

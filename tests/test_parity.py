@@ -6,6 +6,7 @@ import parity
 import pytest
 import ranks
 import torch
+import worst
 import zoo
 from zoo.common import Draw
 
@@ -58,24 +59,29 @@ def marks_of(case, number: int, stage: int, world: int, lowering: str) -> tuple:
     return slow if number % 2 and case.name not in LONG and stage == (3, 2, 3)[number % 3] else full
 
 
+def note(name: str, stage: int, lowering: str, world: int, **limits) -> None:
+    errors = ranks.run(parity.check_parity, name, stage, lowering, world=world, **limits)
+    worst.note(f"fp32, {lowering}", f"{name}, stage {stage}, {world} ranks", errors)
+
+
 @pytest.mark.parametrize("name, stage", items(2, "eager"))
 def test_eager(name, stage):
-    ranks.run(parity.check_parity, name, stage, "eager", world=2)
+    note(name, stage, "eager", world=2)
 
 
 @pytest.mark.parametrize("name, stage", items(1, "eager"))
 def test_eager_1_rank(name, stage):
-    ranks.run(parity.check_parity, name, stage, "eager", world=1)
+    note(name, stage, "eager", world=1)
 
 
 @pytest.mark.parametrize("name, stage", items(3, "eager"))
 def test_eager_3_ranks(name, stage):
-    ranks.run(parity.check_parity, name, stage, "eager", world=3)
+    note(name, stage, "eager", world=3)
 
 
 @pytest.mark.parametrize("name, stage", items(2, "inductor"))
 def test_inductor(name, stage):
-    ranks.run(parity.check_parity, name, stage, "inductor", world=2, timeout_s=220)
+    note(name, stage, "inductor", world=2, timeout_s=220)
 
 
 @pytest.mark.full

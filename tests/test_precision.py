@@ -6,6 +6,7 @@ import pytest
 import ranks
 import torch
 import torch.distributed as dist
+import worst
 from scenarios import precision, scaling
 from torch import nn
 
@@ -34,7 +35,7 @@ def items() -> list:
 
 @pytest.mark.parametrize("name, stage", items())
 def test_equals_fp32_masters(name, stage):
-    ranks.run(precision.check_parity, name, stage, "eager")
+    worst.note("bf16", f"{name}, stage {stage}", ranks.run(precision.check_parity, name, stage, "eager"))
 
 
 @full
@@ -83,9 +84,10 @@ def test_stages_agree_bitwise(name):
     ranks.run(precision.check_bitwise, name, world=3)
 
 
+@pytest.mark.parametrize("world", (pytest.param(1, marks=slow), 2))
 @pytest.mark.parametrize("stage, micros", ((2, 1), pytest.param(1, 2, marks=slow), *(pytest.param(*p, marks=full) for p in ((0, 1), (1, 1), (3, 1)))))
-def test_memory_is_the_formulas(stage, micros):
-    for measured, formula in ranks.run(precision.check_memory, stage, micros):
+def test_memory_is_the_formulas(stage, micros, world):
+    for measured, formula in ranks.run(precision.check_memory, stage, micros, world=world):
         assert measured == pytest.approx(formula, rel=0.05)
 
 

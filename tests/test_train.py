@@ -37,9 +37,11 @@ def environment() -> dict[str, str]:
 
 
 def torchrun(launch: list[str], **options) -> subprocess.Popen:
-    """Start `torchrun LAUNCH -m zero_fx train OPTIONS`."""
+    """Start `torchrun LAUNCH -m zero_fx train OPTIONS`; without those of TINY that are None."""
     flags = []
     for name, value in (TINY | options).items():
+        if value is None:
+            continue
         flags += ["--" + name.replace("_", "-"), *map(str, value if isinstance(value, tuple) else (value,))]
     command = [sys.executable, "-m", "torch.distributed.run", *launch, "-m", "zero_fx", "train", *flags]
     pipe = subprocess.PIPE
@@ -256,6 +258,7 @@ def test_what_is_logged(tmp_path):
         ("--steps 0", "--steps 0: expected 1 or more"),
         ("--accumulate -1", "--accumulate -1: expected 1 or more"),
         ("--lr nan", "--lr nan: expected a finite number above 0, such as 3e-3"),
+        ("--clip -1", "--clip -1: expected a finite number of 0 or more"),
         ("--lr 0", "--lr 0: expected a finite number above 0, such as 3e-3"),
         ("--precision bf17", "precision='bf17': expected 'bf16', 'fp16' or a zero_fx.Precision"),
         ("--lowering triton", "lowering='triton': expected one of 'inductor', 'eager'"),

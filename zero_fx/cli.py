@@ -36,8 +36,8 @@ def main(argv: list[str] | None = None) -> int:
         if args.command == "inspect":
             inspect_cli.run(options_from(inspect_cli.InspectOptions, args))
             return 0
-        setup = prepare(options_from(TrainOptions, args))
-    except (ValueError, TypeError, CaptureError) as error:
+        setup = prepare(options_from(TrainOptions, args), given(TrainOptions, argv))
+    except (ValueError, TypeError, FileNotFoundError, CaptureError) as error:
         if os.environ.get("LOCAL_RANK", "0") == "0":  # ranks of one machine would all say the same
             print(f"zero-fx: {error}", file=sys.stderr)
         return 2
@@ -86,3 +86,9 @@ def options_from(options: type, args: argparse.Namespace):
     """The dataclass with the values of its flags."""
     values = {field.name: getattr(args, field.name) for field in dataclasses.fields(options)}
     return options(**{name: tuple(value) if isinstance(value, list) else value for name, value in values.items()})
+
+
+def given(options: type, argv: list[str]) -> set[str]:
+    """Names of the fields whose flags are on the command line."""
+    flags = {arg.partition("=")[0] for arg in argv}
+    return {field.name for field in dataclasses.fields(options) if "--" + field.name.replace("_", "-") in flags}

@@ -17,12 +17,13 @@ def model_state_bytes(
     """Peak bytes of parameters, gradients and Adam's moments on one rank; fp32, but for the gathered parameters.
 
     sharded, whole: elements of the parameters that are partitioned over `world` ranks, and that are not.
-    gathered_bytes: of an element of the copy that stages 1 and 2 hold through a step; 2 in mixed precision.
+    gathered_bytes: of an element of the copy that stages 1 and 2 hold through a step; 2 in mixed precision. One rank holds none.
     The paper's table 1 (section 3) for mixed precision has 16 bytes an element as well: 2 + 2 + 12. At stage 1 the
     full gradient only exists where it must wait for the other micro-batches; with one it is reduced as it is made.
     """
     full, part = FP32_BYTES * sharded, FP32_BYTES * sharded / world
-    gathered, moments = gathered_bytes * sharded, ADAM_BYTES * sharded
+    gathered = 0 if world == 1 else gathered_bytes * sharded
+    moments = ADAM_BYTES * sharded
     is_local = stage == 1 and micro_batches > 1
     partitioned = {
         0: 2 * full + moments,

@@ -11,6 +11,7 @@ import math
 import os
 import statistics
 import time
+from collections.abc import Collection
 
 import torch
 import torch.distributed as dist
@@ -25,6 +26,7 @@ from .runtime.memory import state_bytes
 from .scaler import GradScaler
 from .textdata import TextData, load_text
 from .train_checkpoint import Checkpoints, check_folder
+from .train_deepspeed import with_deepspeed
 from .train_report import RankResult, formulas_of, peak_memory, print_report, print_start, write_report
 
 WARMUP_STEPS = 20  # at most; a tenth of a short run
@@ -55,6 +57,7 @@ class TrainOptions:
     precision: str | None = option(None, "bf16 or fp16: what parameters are gathered and computed in; fp32 without it")
     lowering: str = option("inductor", f"how graphs are run: {' or '.join(LOWERINGS)}")
     keep_whole_below: int = option(Config.keep_whole_below, "a parameter of fewer elements is not partitioned")
+    clip: float = option(1.0, "the gradient's norm, above which it is scaled down to it; 0: never")
     seed: int = option(0, "of the weights, the batches and the sample")
     eval_batches: int = option(8, "held-out batches that each rank evaluates at the end")
     sample: int = option(200, "bytes of text to generate at the end")
@@ -67,6 +70,7 @@ class TrainOptions:
     resume: bool = option(False, "go on from the newest checkpoint of --save, where it has one")
     log_dir: str | None = option(None, "folder for TensorBoard scalars of each step, the same as JSON lines, and a memory report")
     log_every: int = option(0, "steps between two lines of progress; 0: ten lines in all")
+    deepspeed_config: str | None = option(None, "DeepSpeed's JSON file, in place of the flags that it has keys for")
 
     def __post_init__(self):
         for name in ("steps", "batch", "accumulate", "eval_batches", "save_every"):
@@ -77,6 +81,8 @@ class TrainOptions:
                 raise ValueError(f"--{name.replace('_', '-')} {getattr(self, name)}: expected 0 or more")
         if not (self.lr > 0 and math.isfinite(self.lr)):
             raise ValueError(f"--lr {self.lr:g}: expected a finite number above 0, such as 3e-3")
+        if not (self.clip >= 0 and math.isfinite(self.clip)):
+            raise ValueError(f"--clip {self.clip:g}: expected a finite number of 0 or more")
         if self.device not in ("auto", "cpu", "cuda"):
             raise ValueError(f"--device {self.device}: expected auto, cpu or cuda")
         for name in ("loss_log", "report"):
@@ -96,14 +102,20 @@ class Setup:
     gpt: GPTConfig
     data: TextData
     device: torch.device
+    scaler: tuple[tuple[str, object], ...]  # arguments of GradScaler: enabled only in float16, whose gradients would underflow
 
 
-def prepare(options: TrainOptions) -> Setup:
-    """Read the data and check all options; raises ValueError for what cannot be used."""
-    names = ("stage", "precision", "lowering", "keep_whole_below")
-    config = Config(**{name: getattr(options, name) for name in names})
+def prepare(options: TrainOptions, given: Collection[str] = ()) -> Setup:
+    """Read the data and check all options; raises ValueError for what cannot be used. given: names of those that were set."""
+    if options.deepspeed_config is not None:
+        options, config = with_deepspeed(options, given)
+        scaler = config.scaler
+    else:
+        names = ("stage", "precision", "lowering", "keep_whole_below")
+        config = Config(**{name: getattr(options, name) for name in names})
+        scaler = (("enabled", config.precision is not None and config.precision.compute == torch.float16),)
     gpt = GPTConfig(options.layers, options.dim, options.heads, options.seq)
-    return Setup(options, config, gpt, load_text(list(options.data), options.seq), choose_device(options.device))
+    return Setup(options, config, gpt, load_text(list(options.data), options.seq), choose_device(options.device), scaler)
 
 
 def choose_device(name: str) -> torch.device:
@@ -134,6 +146,8 @@ def train(setup: Setup) -> None:
     peak = watch_state_bytes(model, optimizer)
     if rank == 0:
         print_start(model, options.stage, world, setup.device, setup.data)
+        for key, reason in getattr(setup.config, "ignored", ()):
+            print(f"{options.deepspeed_config}: {key} has no effect: {reason}", flush=True)
     losses, times_s, elements = run_steps(setup, model, optimizer, rank, world)
     steady_s = statistics.median(times_s[1:]) if len(times_s) > 1 else None
     result = RankResult(
@@ -183,9 +197,7 @@ def run_steps(setup: Setup, model, optimizer, rank: int, world: int) -> tuple[li
     options = setup.options
     tokens = options.accumulate * options.batch * options.seq * world
     losses, times_s, counted = [], [], None
-    # Enabled only in float16, whose gradients would underflow.
-    is_fp16 = setup.config.precision is not None and setup.config.precision.compute == torch.float16
-    scaler = GradScaler(setup.device.type, enabled=is_fp16)
+    scaler = GradScaler(setup.device.type, **dict(setup.scaler))
     checkpoints = Checkpoints(options, model, optimizer, scaler)
     first = checkpoints.first_step
     with Logs(options, setup.device, rank == 0, first) as logs:
@@ -219,7 +231,7 @@ def train_step(setup: Setup, model, optimizer, scaler: GradScaler, step: int, ra
             scaler.scale(loss).backward()
         total += loss.detach()
     scaler.unscale_(optimizer)
-    grad_norm = model.clip_grad_norm_(1.0)
+    grad_norm = model.clip_grad_norm_(options.clip or math.inf)
     scaler.step(optimizer)
     scaler.update()
     optimizer.zero_grad()

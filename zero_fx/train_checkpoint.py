@@ -16,7 +16,7 @@ from .runtime.together import from_rank_0
 if TYPE_CHECKING:
     from .train import TrainOptions
 
-SAME = ("data", "seq", "batch", "accumulate", "steps", "lr", "precision", "seed")  # what a curve depends on
+SAME = ("data", "seq", "batch", "accumulate", "steps", "lr", "clip", "precision", "seed")  # what a curve depends on
 
 
 def steps_saved(path: str) -> int | None:
