@@ -12,6 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from .capture import ShardedMethods, StaleParameter, shard_model
 from .config import Config, make_config
 from .hardware import HARDWARE, Hardware
+from .local_step import step_locally
 from .materialise import check_init, materialise
 from .model import CompiledModel
 from .runtime.agree import Agreement
@@ -93,6 +94,7 @@ def compile_with(model: nn.Module, config: Config, optimizer=None, mesh=None, in
     replaced = shard_model(model, config, state, made.rows, own)
     if optimizer is not None:
         repoint_optimizer(optimizer, replaced)
+        step_locally(optimizer, state)
     model.__dict__["_zero_fx_compiled"] = CompiledModel(config, state, agreement_for(state, config), made.unset)
     return model
 

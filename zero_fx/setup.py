@@ -69,6 +69,14 @@ def broadcast_values(tensor: torch.Tensor, mesh: DeviceMesh, source: int = 0) ->
     tensor.data.copy_(values)
 
 
+NUMBERS = ("step", "mu_product", "eta", "mu")  # states that are one number for a parameter; others are 0-dim only as it is
+
+
+def is_like(key: str, value, shape: tuple[int, ...]) -> bool:
+    """Whether an optimizer's state has an element for each of a parameter of this shape."""
+    return isinstance(value, torch.Tensor) and tuple(value.shape) == shape and (value.dim() > 0 or key not in NUMBERS)
+
+
 def repoint_optimizer(optimizer: torch.optim.Optimizer, replaced: dict[nn.Parameter, ParamState]) -> None:
     """Let `optimizer` hold the sharded parameters in place of the old ones; options and order of groups stay, and
     states of the parameter's shape (momenta, after warm-up steps) are cut as the parameter is."""
@@ -77,11 +85,11 @@ def repoint_optimizer(optimizer: torch.optim.Optimizer, replaced: dict[nn.Parame
     for old, new in replaced.items():
         if old in optimizer.state:
             values = optimizer.state.pop(old)
-            optimizer.state[new.param] = {key: cut(value, new) for key, value in values.items()}
+            optimizer.state[new.param] = {key: cut(key, value, new) for key, value in values.items()}
 
 
-def cut(value, state: ParamState):
+def cut(key: str, value, state: ParamState):
     """This rank's part of an optimizer's state tensor of the parameter's shape; anything else as it is."""
-    if not isinstance(value, torch.Tensor) or not value.dim() or tuple(value.shape) != state.shape:
+    if not is_like(key, value, state.shape):
         return value
     return state.as_dtensor(state.rows_of(value).clone())
