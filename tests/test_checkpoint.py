@@ -205,3 +205,11 @@ def test_memory_is_flat(tmp_path):
     for found in ranks.run(checkpoints.many, str(tmp_path), 20):
         growth = max(found[10:]) - max(found[5:10])
         assert growth < 4 << 20, [value >> 20 for value in found]
+
+
+@pytest.mark.slow
+def test_an_asynchronous_save_holds_up_little(tmp_path):
+    """A tenth is the aim; see dev/LOG.md for what is reached. In it are the copy and what ranks agree on."""
+    for synchronous, held_up in ranks.run(checkpoints.blocked, str(tmp_path), 50):
+        print(f"a save {synchronous:.3f} s, an asynchronous one holds up the loop for {held_up / synchronous:.3f} of it")
+        assert held_up < 0.35 * synchronous

@@ -8,19 +8,20 @@ import pytest
 import ranks
 from scenarios import endurance
 
-STEPS = 2000
+slow, full = pytest.mark.slow, pytest.mark.full
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
-    "stage, lowering", [(3, "eager"), pytest.param(1, "eager", marks=pytest.mark.full), pytest.param(3, "inductor", marks=pytest.mark.full)]
+    "stage, lowering, steps",
+    [pytest.param(3, "eager", 400, marks=slow), *(pytest.param(*case, 2000, marks=full) for case in ((3, "eager"), (1, "eager"), (3, "inductor")))],
 )
-def test_flat(stage, lowering):
-    for found in ranks.run(endurance.run, stage, lowering, STEPS, timeout_s=280):
+def test_flat(stage, lowering, steps):
+    for found in ranks.run(endurance.run, stage, lowering, steps, timeout_s=280):
         growth = max(found["bytes"][5:]) - max(found["bytes"][1:5])
         # Quartiles, since other processes of the machine only add.
-        first, last = (statistics.quantiles(part)[0] for part in (found["seconds"][200:1100], found["seconds"][1100:]))
+        middle = steps * 11 // 20
+        first, last = (statistics.quantiles(part)[0] for part in (found["seconds"][steps // 10 : middle], found["seconds"][middle:]))
         print(f"{growth / 1e6:.2f} MB more in the second half; a step takes {last / first:.3f} of its time, {1e3 * first:.2f} ms")
         assert growth < 1 << 20, [value / 1e6 for value in found["bytes"]]
         assert last < 1.15 * first
