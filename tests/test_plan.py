@@ -1,5 +1,6 @@
 """zero_fx.plan and stage="auto": what fits, fastest first, and why the rest is out."""
 
+import json
 import os
 import pathlib
 import subprocess
@@ -12,6 +13,7 @@ from torch import nn
 
 import zero_fx
 from zero_fx.accumulate import last_reductions_s, peak_bytes, step_s, without
+from zero_fx.cli import main
 from zero_fx.plan import micro_batches_of
 from zero_fx.runtime.count import count_collectives
 from zero_fx.simulate import play
@@ -172,3 +174,34 @@ def test_refusals():
         zero_fx.plan(model, x, config=zero_fx.Config(memory_budget=1000))
     with pytest.raises(ValueError, match="memory_budget='much'"):
         zero_fx.plan(model, x, memory="much")
+
+
+OWN = ["plan", "--model", "tests.test_inspect_cli:own", "--world", "4"]
+
+
+def test_the_command(tmp_path, capsys):
+    assert main([*OWN, "--memory", "1MiB", "--stages", "1", "3", "--json", str(tmp_path / "p.json")]) == 0
+    shown = capsys.readouterr()
+    assert "micro-batch" in shown.out and "wrote" in shown.err
+    found = json.loads((tmp_path / "p.json").read_text())
+    assert {candidate["stage"] for candidate in found} == {1, 3} and found[0]["reason"] == "" and found[0]["step_s"] > 0
+    assert main([*OWN, "--memory", "2KiB", "--stages", "3"]) == 0
+    shown = capsys.readouterr()
+    assert "nothing of tests.test_inspect_cli:own fits" in shown.err and "out because" in shown.out
+
+
+@pytest.mark.parametrize(
+    "flags, message",
+    [
+        (["--stages", "5"], "stages has 5: expected some of 0, 1, 2, 3"),
+        (["--stages", "all"], "--stages all: expected some of 0, 1, 2, 3"),
+        (["--memory", "lots"], "memory_budget='lots'"),
+        (["--world", "0"], "world_size=0"),
+        (["--json", "/no/such/folder/x"], "there is no folder"),
+        (["--batch", "3"], "--batch has no effect"),
+    ],
+)
+def test_what_cannot_be_used_is_said_in_one_line(flags, message, capsys):
+    assert main([*OWN, *flags]) == 2
+    shown = capsys.readouterr().err
+    assert message in shown and shown.count("\n") == 1

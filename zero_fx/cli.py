@@ -1,4 +1,4 @@
-"""The command line: `zero-fx train`, `zero-fx inspect` and `zero-fx bench`, also `python -m zero_fx train`."""
+"""The command line: `zero-fx train`, `inspect`, `plan` and `bench`, also `python -m zero_fx train`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import dataclasses
 import os
 import sys
 
-from . import inspect_cli
+from . import inspect_cli, plan_cli
 from .breaks import CaptureError
 from .train import TrainOptions, prepare, train
 
@@ -25,6 +25,7 @@ def main(argv: list[str] | None = None) -> int:
     commands = parser.add_subparsers(dest="command", required=True, metavar="command")
     add_train(commands)
     add_inspect(commands)
+    add_plan(commands)
     commands.add_parser("bench", help="compare passes with each other and with DDP, FSDP2 and DeepSpeed", add_help=False)
     argv = sys.argv[1:] if argv is None else argv
     if argv[:1] == ["bench"]:
@@ -35,6 +36,9 @@ def main(argv: list[str] | None = None) -> int:
         args = parser.parse_args(argv)
         if args.command == "inspect":
             inspect_cli.run(options_from(inspect_cli.InspectOptions, args))
+            return 0
+        if args.command == "plan":
+            plan_cli.run(options_from(plan_cli.PlanOptions, args))
             return 0
         setup = prepare(options_from(TrainOptions, args), given(TrainOptions, argv))
     except (ValueError, TypeError, FileNotFoundError, CaptureError) as error:
@@ -67,6 +71,17 @@ def add_inspect(commands) -> None:
         allow_abbrev=False,
     )
     add_options(parser, inspect_cli.InspectOptions)
+
+
+def add_plan(commands) -> None:
+    parser = commands.add_parser(
+        "plan",
+        help="which stage, memory budget and micro-batch fit a device, fastest first",
+        description="Look at stages, memory budgets and micro-batches for a model on hardware that is not here: "
+        "zero-fx plan --model llama-8b --batch 4 --world 64 --hardware h100 --memory 80GiB",
+        allow_abbrev=False,
+    )
+    add_options(parser, plan_cli.PlanOptions)
 
 
 def add_options(parser: argparse.ArgumentParser, options: type) -> None:

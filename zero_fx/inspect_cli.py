@@ -48,10 +48,9 @@ def run(options: InspectOptions) -> Report:
     """Inspect, write what was asked for, print. Raises ValueError or TypeError for options that cannot be used."""
     check(options)
     model, args, kwargs = model_of(options)
-    precision = {"none": None, None: None if ":" in options.model else "bf16"}.get(options.precision, options.precision)
     report = inspect(
         model, *args, stage=options.stage, world_size=options.world, hardware=options.hardware,
-        ranks_per_node=options.ranks_per_node, memory_budget=number(options.memory_budget), config=Config(precision=precision),
+        ranks_per_node=options.ranks_per_node, memory_budget=number(options.memory_budget), config=Config(precision=precision_of(options)),
         **kwargs,
     )  # fmt: skip
     report = dataclasses.replace(report, model=options.model)
@@ -90,7 +89,11 @@ def number(budget: str | None) -> str | float | None:
         return budget
 
 
-def model_of(options: InspectOptions) -> tuple[nn.Module, tuple, dict]:
+def precision_of(options) -> str | None:
+    return {"none": None, None: None if ":" in options.model else "bf16"}.get(options.precision, options.precision)
+
+
+def model_of(options) -> tuple[nn.Module, tuple, dict]:
     """(model, args, kwargs), on the meta device."""
     if ":" not in options.model:
         dtype = torch.float32  # masters; precision says what is computed in
